@@ -64,7 +64,7 @@ impl Hierarchy {
         Hierarchy::of(&mounts).ok_or(Error::NotMounted)
     }
 
-    /// By the content of `mountinfo`.
+    /// Finds the hierarchy by the content of `mountinfo`.
     fn of(mounts: &str) -> Option<Hierarchy> {
         let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
         for line in mounts.lines() {
@@ -127,8 +127,8 @@ impl Hierarchy {
         folders
     }
 
-    /// The path of a container's cgroup below that of its pod, by its id: runtimes write their own
-    /// names around it, such as `cri-containerd-<id>.scope`. Blocks for a moment.
+    /// Finds the path of a container's cgroup below that of its pod, by its id: runtimes write
+    /// their own names around it, such as `cri-containerd-<id>.scope`. Blocks for a moment.
     pub fn container_below(&self, pod: &str, id: &str) -> String {
         let is_it = |name: &str| {
             let name = name.strip_suffix(".scope").unwrap_or(name);

@@ -258,7 +258,7 @@ impl Cgroups {
         self.pod_folders().into_iter().map(|(uid, _)| uid).collect()
     }
 
-    /// The cgroups of pods in all classes and mounts, as paths below the mounts.
+    /// Lists the cgroups of pods in all classes and mounts, as paths below the mounts.
     fn pod_folders(&self) -> Vec<(Uid, String)> {
         let mut found = Vec::new();
         for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
@@ -328,8 +328,8 @@ pub struct Features {
 }
 
 impl Features {
-    /// The machine's. Blocks. Call it when cgroups have been made: that enables the controller of
-    /// memory in version 2.
+    /// Detects the machine's features. Blocks. Call it when cgroups have been made: that enables
+    /// the controller of memory in version 2.
     pub fn detect() -> Features {
         // The root cgroup, and kernels without swap accounting, have no such file.
         let (is_v2, file) = match Hierarchy::detect() {

@@ -143,7 +143,7 @@ fn is_limited(pod: &Pod, resource: &str) -> bool {
 }
 
 impl Resources {
-    /// The limits of a pod's cgroup. Upstream: `ResourceConfigForPod`.
+    /// Computes the limits of a pod's cgroup. Upstream: `ResourceConfigForPod`.
     pub fn of_pod(pod: &Pod) -> Resources {
         let cpu_shares = Some(shares(pod_amount(pod, "cpu", false)));
         let cpu_quota = || quota(pod_amount(pod, "cpu", true));
@@ -167,7 +167,7 @@ impl Resources {
         }
     }
 
-    /// The files of cgroup v1 with their controllers and contents.
+    /// Lists the files of cgroup v1 with their controllers and contents.
     pub fn v1(&self) -> Vec<(&'static str, Cow<'static, str>, String)> {
         let mut files: Vec<(_, Cow<'static, str>, _)> = Vec::new();
         if let Some(shares) = self.cpu_shares {
@@ -187,7 +187,7 @@ impl Resources {
         files
     }
 
-    /// The files of cgroup v2 with their contents.
+    /// Lists the files of cgroup v2 with their contents.
     pub fn v2(&self) -> Vec<(Cow<'static, str>, String)> {
         let mut files: Vec<(Cow<'static, str>, _)> = Vec::new();
         if let Some(shares) = self.cpu_shares {

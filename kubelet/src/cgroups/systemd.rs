@@ -62,8 +62,8 @@ fn major(version: &str) -> u32 {
     digits[..end].parse().unwrap_or(0)
 }
 
-/// The limits as properties of a unit. Those that this systemd does not know are only in files.
-/// Upstream: `genV1ResourcesProperties`, `genV2ResourcesProperties`.
+/// Converts the limits to properties of a unit. Those that this systemd does not know are only in
+/// files. Upstream: `genV1ResourcesProperties`, `genV2ResourcesProperties`.
 fn properties(resources: &Resources, is_v2: bool, version: u32) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     let unsigned = |value: i64| Value::Unsigned(u64::try_from(value).unwrap_or(u64::MAX));
@@ -165,7 +165,7 @@ fn names(path: &str) -> (&str, &str) {
     (slice, parts.next().unwrap_or(ROOT))
 }
 
-/// Upstream: `startUnit`.
+/// Starts the slice of a pod or class as a transient unit, unless it exists. Upstream: `startUnit`.
 fn start(bus: &mut Connection, slice: &str, parent: &str, is_v2: bool) -> Result<(), Error> {
     let io_accounting = if is_v2 { "IOAccounting" } else { "BlockIOAccounting" };
     let properties = vec![

@@ -159,7 +159,7 @@ impl Plugins {
     }
 }
 
-/// The files of a configuration in the order of their names.
+/// Lists the files of a configuration in the order of their names.
 fn files(config: &Path) -> Result<Vec<PathBuf>, Error> {
     if !fs::metadata(config).map_err(Error::at(config))?.is_dir() {
         return Ok(vec![config.to_owned()]);
@@ -257,6 +257,8 @@ impl Plugin {
         kinds.into_iter().find_map(|kind| Some(cache.get(&kind.of(image))?.1.clone()))
     }
 
+    /// Runs the plugin for an image, and returns its output. Errors: it cannot be started, or is
+    /// too slow and is killed.
     async fn run(&self, image: &str, clock: &SharedClock) -> Result<Output, Error> {
         let request = json!({
             "kind": "CredentialProviderRequest",

@@ -114,7 +114,7 @@ impl Keyring {
         }
     }
 
-    /// The credentials for a repository, the most specific first; empty: there are none.
+    /// Returns the credentials for a repository, the most specific first; empty: there are none.
     pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
         // The reverse order has longer paths first.
         let matching = self.entries.iter().rev().filter(|(key, _)| is_match(key, repository));
@@ -148,7 +148,7 @@ impl fmt::Display for Malformed {
 
 impl Error for Malformed {}
 
-/// The host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
+/// Returns the host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
 fn key(location: &str) -> String {
     let rest = location.strip_prefix("https://").or_else(|| location.strip_prefix("http://"));
     let rest = rest.unwrap_or(location).split(['?', '#']).next().unwrap_or_default();
@@ -163,8 +163,8 @@ fn key(location: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// Whether a key, which may have wildcards in its host, is for a repository.
-/// Upstream: `URLsMatch`.
+/// Returns whether a key, which may have wildcards in its host, is for a repository. Upstream:
+/// `URLsMatch`.
 pub fn is_match(key: &str, repository: &str) -> bool {
     fn split(text: &str) -> (Vec<&str>, &str, &str) {
         let (authority, path) = match text.find('/') {
@@ -184,7 +184,7 @@ pub fn is_match(key: &str, repository: &str) -> bool {
         && parts.iter().zip(&host).all(|(pattern, part)| is_glob_match(pattern, part))
 }
 
-/// `*`: any characters; `?`: one.
+/// Returns whether the text matches the pattern. `*`: any characters; `?`: one.
 fn is_glob_match(pattern: &str, text: &str) -> bool {
     let mut rest = pattern.chars();
     match rest.next() {
@@ -213,8 +213,8 @@ fn is_default_registry(repository: &str) -> bool {
     }
 }
 
-/// The repository of an image's name: with its registry, without tag and digest.
-/// Upstream: `parsers.ParseImageName`.
+/// Returns the repository of an image's name: with its registry, without tag and digest. Upstream:
+/// `parsers.ParseImageName`.
 pub fn repository(image: &str) -> String {
     let name = image.split('@').next().unwrap_or_default();
     let tag = name.rfind(':').filter(|at| !name[*at..].contains('/'));

@@ -85,7 +85,7 @@ impl Records {
         self.images.retain(|id, _| present.contains(id));
     }
 
-    /// The images that are neither in use nor pinned; those that were used longest ago first.
+    /// Lists the images that are neither in use nor pinned; those that were used longest ago first.
     /// Upstream: `imagesInEvictionOrder`.
     pub fn candidates(&self, in_use: &BTreeSet<String>) -> Vec<Candidate> {
         let free =
@@ -253,7 +253,7 @@ impl ImageGc {
         Ok(records.candidates(&in_use))
     }
 
-    /// The images that containers mount. Upstream: `handleImageVolumes`.
+    /// Lists the images that containers mount. Upstream: `handleImageVolumes`.
     async fn mounted(&self, containers: &[api::Container]) -> Result<BTreeSet<String>, cri::Error> {
         let mut images = BTreeSet::new();
         for container in containers {
@@ -315,7 +315,7 @@ pub async fn mount_point(service: &ImageService) -> Result<String, Error> {
     Ok(first.ok_or(Error::NoFilesystem)?.mountpoint)
 }
 
-/// Upstream: `formatSize`.
+/// Formats a number of bytes with a unit. Upstream: `formatSize`.
 pub(super) fn size(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {

@@ -84,6 +84,7 @@ impl Failures {
         self.remove_expired(now);
     }
 
+    /// Forgets the failures of a pull that has succeeded, and those of others that have expired.
     fn reset(&mut self, key: &str, now: Duration) {
         self.backoff.reset(key);
         self.remove_expired(now);
@@ -95,7 +96,7 @@ impl Failures {
     }
 }
 
-/// The reason for which a container waits after a failed pull, from the runtime's error.
+/// Returns the reason for which a container waits after a failed pull, from the runtime's error.
 /// Upstream: `evalCRIPullErr`.
 fn failed_pull(image: &str, error: &str) -> Waiting {
     for (reason, cause) in [
@@ -154,7 +155,7 @@ fn plan(policy: Option<&str>, is_present: bool) -> Plan {
 }
 
 impl Images {
-    /// `max_parallel_pulls`: `None`: no limit.
+    /// Creates the manager of images. `max_parallel_pulls`: `None`: no limit.
     pub fn new(
         service: ImageService,
         clock: SharedClock,
@@ -174,7 +175,7 @@ impl Images {
         }
     }
 
-    /// The disk usage of images.
+    /// Returns the disk usage of images.
     ///
     /// # Errors
     /// The runtime does not answer, or does not know.
@@ -233,6 +234,8 @@ impl Images {
         self.pull(pod, container_name, &spec, sandbox, &key).await
     }
 
+    /// Pulls an image with the first credentials that suffice, in its turn. A failure is kept for
+    /// the back-off, and each step is an event.
     async fn pull(
         &self,
         pod: &Arc<Pod>,

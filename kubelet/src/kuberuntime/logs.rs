@@ -45,7 +45,7 @@ struct Steps {
     compress: Vec<PathBuf>,
 }
 
-/// What happens to the files that earlier rotations left. Upstream: `cleanupUnusedLogs`,
+/// Decides what happens to the files that earlier rotations left. Upstream: `cleanupUnusedLogs`,
 /// `removeExcessLogs`.
 fn steps(rotated: &[PathBuf], max_files: usize) -> Steps {
     let ends = |file: &Path, suffix: &str| file.to_string_lossy().ends_with(suffix);
@@ -90,6 +90,7 @@ impl Rotation {
         }
     }
 
+    /// Rotates the logs of all running containers that are too large, with several workers.
     async fn rotate_all(&self) -> Result<(), cri::Error> {
         let state =
             api::ContainerStateValue { state: api::ContainerState::ContainerRunning as i32 };

@@ -133,7 +133,8 @@ impl Manager {
         task::blocking(read).await
     }
 
-    /// A limit below the present usage would end processes. Upstream: `validateMemoryResizeAction`.
+    /// Checks that no memory limit is set below the present usage, which would end processes.
+    /// Upstream: `validateMemoryResizeAction`.
     async fn check_memory(
         &self,
         pod: &Arc<Pod>,
@@ -177,8 +178,8 @@ impl Manager {
         }
     }
 
-    /// The runtime hears of the pod's resources first: it may refuse them. Runtimes that do not know the
-    /// call need not know the resources.
+    /// Announces the pod's new resources to the runtime first: it may refuse them. Runtimes that do
+    /// not know the call need not know the resources.
     async fn update_sandbox(&self, pod: &Pod, sandbox: &str) -> Result<(), ResizeError> {
         let request = api::UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: sandbox.to_owned(),
@@ -191,6 +192,7 @@ impl Manager {
         }
     }
 
+    /// Gives a container new resources by the runtime, and records them.
     async fn update_container(
         &self,
         pod: &Arc<Pod>,
@@ -233,6 +235,8 @@ async fn limit(
     Ok(())
 }
 
+/// Decides in which order a pod's cgroup is limited: it grows before its containers, and shrinks
+/// after them.
 fn steps(cgroup: &PodCgroup, resource: Resource) -> Steps {
     let PodCgroup { current, desired, .. } = cgroup;
     let mut steps = Steps::default();

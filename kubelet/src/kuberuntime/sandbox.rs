@@ -24,7 +24,7 @@ pub(super) struct PodSandbox {
 }
 
 impl Manager {
-    /// The definition of the pod's sandbox.
+    /// Builds the definition of the pod's sandbox.
     ///
     /// # Errors
     /// The pod's host name is too long, or the node's resolver cannot be read.
@@ -53,8 +53,8 @@ impl Manager {
         Ok(config)
     }
 
-    /// The user namespace of a pod; `None`: its definition says nothing of the host's users.
-    /// Upstream: `GetOrCreateUserNamespaceMappings`.
+    /// Returns the user namespace of a pod; `None`: its definition says nothing of the host's
+    /// users. Upstream: `GetOrCreateUserNamespaceMappings`.
     ///
     /// # Errors
     /// The runtime has no user namespaces, or no ids are free.

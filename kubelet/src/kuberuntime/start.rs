@@ -89,7 +89,8 @@ impl Manager {
         outcome
     }
 
-    /// A container that has ended waits, longer each time. Upstream: `doBackOff`.
+    /// Checks whether a container that has ended has to wait before its next start, longer each
+    /// time. Upstream: `doBackOff`.
     fn back_off(
         &self,
         pod: &Pod,
@@ -122,6 +123,8 @@ impl Manager {
         self.clock.now().duration_since(then)
     }
 
+    /// Creates and starts a container: pulls its images, builds its definition, and runs its
+    /// `postStart` hook.
     async fn start_now(
         &self,
         pod: &Arc<Pod>,
@@ -213,7 +216,8 @@ impl Manager {
         Ok(ContainerImages { own, volumes })
     }
 
-    /// The number of a container's start when the runtime has no earlier one.
+    /// Returns the number of a container's next start by its log files, as the runtime has no
+    /// earlier container that would show it.
     async fn starts_by_logs(&self, pod: &Pod, container: &Container) -> u32 {
         let folder = self.folders.pod_logs(pod).join(&container.name);
         task::blocking(move || {

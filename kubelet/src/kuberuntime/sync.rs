@@ -86,7 +86,8 @@ impl Manager {
         self.reset(pod, &actions.to_reset, status.ips()).await
     }
 
-    /// The sandbox in which containers start, which is made if need be; `None`: none have to start.
+    /// Returns the sandbox in which containers start, which is made if need be; `None`: none have
+    /// to start.
     async fn ensure_sandbox(
         &self,
         pod: &Arc<Pod>,

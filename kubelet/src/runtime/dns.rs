@@ -55,7 +55,7 @@ fn read(file: &Path) -> Result<api::DnsConfig, Error> {
     Ok(parse(&String::from_utf8_lossy(&bytes)))
 }
 
-/// The lists of a resolver's file. Upstream: `dns.parseResolvConf`.
+/// Parses the lists of a resolver's file. Upstream: `dns.parseResolvConf`.
 fn parse(text: &str) -> api::DnsConfig {
     let mut dns = api::DnsConfig::default();
     for line in text.lines() {
@@ -78,7 +78,8 @@ fn parse(text: &str) -> api::DnsConfig {
     dns
 }
 
-/// `host`: the machine's resolver.
+/// Builds the resolver of a pod by its DNS policy and its own configuration. `host`: the machine's
+/// resolver.
 fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let spec = pod.spec();
     let of_host = || match host {
@@ -199,7 +200,7 @@ pub struct PodName {
     pub domain: String,
 }
 
-/// The name of a pod by its `hostnameOverride`, `hostname` and `subdomain`.
+/// Returns the name of a pod by its `hostnameOverride`, `hostname` and `subdomain`.
 pub fn name(pod: &Pod, cluster_domain: &str) -> PodName {
     let spec = pod.spec();
     let text = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
@@ -222,7 +223,7 @@ fn shortened(host: &str) -> String {
 }
 
 impl PodName {
-    /// The name for the kernel: with `setHostnameAsFQDN` the one with its domain.
+    /// Returns the name for the kernel: with `setHostnameAsFQDN` the one with its domain.
     ///
     /// # Errors
     /// When that is too long for the kernel.

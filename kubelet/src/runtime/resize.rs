@@ -18,7 +18,7 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    /// The amounts of a container, which has the limits of its pod where it has none.
+    /// Returns the amounts of a container, which has the limits of its pod where it has none.
     /// Upstream: `containerResourcesFromRequirements`.
     pub fn of_container(
         own: Option<&ResourceRequirements>,
@@ -34,7 +34,8 @@ impl Amounts {
         }
     }
 
-    /// Upstream: `podResourcesFromRequirements`.
+    /// Reads the amounts of CPU and memory from the lists; an absent one is zero. Upstream:
+    /// `podResourcesFromRequirements`.
     pub fn of(lists: Option<&ResourceRequirements>) -> Amounts {
         let amount = |resource, is_limit| listed(lists, resource, is_limit);
         let milli = |amount: Option<Quantity>| amount.map_or(0, |amount| amount.milli_value());
@@ -55,7 +56,7 @@ impl Amounts {
         }
     }
 
-    /// These amounts with those of one resource from others.
+    /// Returns these amounts with those of one resource from others.
     pub fn with(self, resource: Resource, from: Amounts) -> Amounts {
         match resource {
             Resource::Memory => Amounts {
@@ -200,7 +201,8 @@ impl Resizing<'_> {
         actions.has_pod |= own.is_some() && Amounts::of(own) != Amounts::of(recorded);
     }
 
-    /// Whether what runs does not have what is allocated. Upstream: `IsPodResizeInProgress`.
+    /// Returns whether what runs does not have what is allocated. Upstream:
+    /// `IsPodResizeInProgress`.
     pub fn is_in_progress(&self, is_running: impl Fn(&str) -> bool) -> bool {
         let own = self.pod.spec().resources.as_ref();
         let recorded = self.actuated.and_then(|record| record.pod_level_resources.as_ref());

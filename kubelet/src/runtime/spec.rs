@@ -38,7 +38,7 @@ pub struct SandboxSettings<'a> {
     pub users: Option<&'a api::UserNamespace>,
 }
 
-/// The definition of a pod's sandbox.
+/// Builds the definition of a pod's sandbox.
 pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfig {
     let spec = pod.spec();
     let security = spec.security_context.as_ref();
@@ -155,7 +155,7 @@ fn selinux(options: &core::SELinuxOptions) -> api::SeLinuxOption {
     }
 }
 
-/// Those of containers only, as upstream.
+/// Lists the host ports of a pod's regular containers, as upstream.
 fn port_mappings(pod: &Pod) -> Vec<api::PortMapping> {
     let ports = pod.spec().containers.iter().flat_map(|container| container.ports.iter().flatten());
     let mappings = ports.filter_map(|port| {
@@ -204,7 +204,7 @@ pub struct ContainerSettings<'a> {
     pub limits_memory_and_swap: bool,
 }
 
-/// The definition of a container.
+/// Builds the definition of a container.
 ///
 /// # Errors
 /// When the security context forbids the image's user, or a word of the command is not text.
@@ -280,7 +280,7 @@ fn mapped(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Ve
     mounts
 }
 
-/// The resources of a container, whose cgroup gets them.
+/// Computes the resources of a container, whose cgroup gets them.
 pub(crate) fn resources(
     pod: &Pod,
     container: &Container,
@@ -306,7 +306,7 @@ pub(crate) fn resources(
     }
 }
 
-/// Upstream: `calculateLinuxResources`.
+/// Converts CPU and memory amounts to shares, quota and bytes. Upstream: `calculateLinuxResources`.
 fn linux_resources(
     cpu_request: Option<Quantity>,
     cpu_limit: Option<Quantity>,
@@ -325,7 +325,7 @@ fn linux_resources(
     }
 }
 
-/// The limits of all page sizes of the node. Upstream: `GetHugepageLimitsFromResources`.
+/// Lists the limits of all page sizes of the node. Upstream: `GetHugepageLimitsFromResources`.
 fn hugepages(
     limits: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
     sizes: &[PageSize],
@@ -340,7 +340,7 @@ fn hugepages(
     sizes.iter().map(of).collect()
 }
 
-/// Upstream: `GetContainerOOMScoreAdjust`.
+/// Computes the `oom_score_adj` of a container. Upstream: `GetContainerOOMScoreAdjust`.
 fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_bytes: i64) -> i64 {
     if pod.spec().priority_class_name.as_deref() == Some("system-node-critical") {
         return GUARANTEED_SCORE;
@@ -374,7 +374,8 @@ fn shares(milli: i64) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// The CPU millis that these shares stand for, rounded up. Upstream: `SharesToMilliCPU`.
+/// Converts cgroup v1 CPU shares to CPU millis, rounded up. `None`: fewer shares than any container
+/// gets. Upstream: `SharesToMilliCPU`.
 pub fn milli_of_shares(shares: u64) -> Option<i64> {
     let shares = i64::try_from(shares).ok().filter(|shares| *shares >= MIN_SHARES)?;
     Some(shares.min(MAX_SHARES).saturating_mul(1000).saturating_add(1023) / 1024)
@@ -399,6 +400,8 @@ struct Guards<'a> {
     users: Option<&'a api::UserNamespace>,
 }
 
+/// Builds the security context of a container from its own and its pod's. Errors: it forbids the
+/// image's user, or names a profile that cannot be applied.
 fn security(
     pod: &Pod,
     container: &Container,
@@ -484,7 +487,7 @@ fn local(localhost_ref: String) -> api::SecurityProfile {
     }
 }
 
-/// The AppArmor profile of a container: its own, that of the old annotation, or the pod's.
+/// Returns the AppArmor profile of a container: its own, that of the old annotation, or the pod's.
 /// Upstream: `apparmor.GetProfile`.
 ///
 /// # Errors

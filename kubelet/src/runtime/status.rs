@@ -38,7 +38,8 @@ pub struct Reported {
 }
 
 impl Reported {
-    /// Upstream: `toKubeContainerResources`.
+    /// Converts the resources that the runtime reports to CPU millis and bytes. Upstream:
+    /// `toKubeContainerResources`.
     fn of(linux: &api::LinuxContainerResources) -> Reported {
         let positive = |value: i64| Some(value).filter(|value| *value > 0);
         let quota = Some(linux.cpu_quota).filter(|quota| *quota > 0 && linux.cpu_period > 0);
@@ -203,6 +204,7 @@ fn sandbox_status(status: api::PodSandboxStatus) -> SandboxStatus {
     }
 }
 
+/// Converts the runtime's status of a container, whose annotations hold what the kubelet has noted.
 fn container_status(status: api::ContainerStatus) -> ContainerStatus {
     let annotation = |key: &str| status.annotations.get(key).map(String::as_str);
     let path = annotation(labels::MESSAGE_PATH).filter(|path| !path.is_empty());
