@@ -152,7 +152,7 @@ impl CertificateMetrics {
     }
 }
 
-/// All metrics but those of probes, as text.
+/// Renders all metrics but those of probes as text.
 pub fn render(now: Timestamp) -> Vec<u8> {
     let expirations = *EXPIRATIONS.lock();
     for of in [CertificateMetrics::Client, CertificateMetrics::Serving] {
@@ -305,7 +305,7 @@ pub fn observe_operation(method: &str, took: Duration, is_error: bool) {
     }
 }
 
-/// Upstream: `instrumented_services.go`.
+/// Returns the metric's label of a CRI method. Upstream: `instrumented_services.go`.
 fn operation(method: &str) -> &'static str {
     match method.rsplit('/').next().unwrap_or_default() {
         "Version" => "version",
@@ -341,7 +341,7 @@ fn operation(method: &str) -> &'static str {
     }
 }
 
-/// The label of an image's size. Upstream: `GetImageSizeBucket`.
+/// Returns the label of an image's size. Upstream: `GetImageSizeBucket`.
 pub fn image_size(bytes: u64) -> &'static str {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;

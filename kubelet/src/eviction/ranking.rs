@@ -54,7 +54,8 @@ pub fn rank(candidates: &mut [Candidate<'_>], resource: &str) {
     });
 }
 
-/// The message in the status of a pod that is evicted for a resource. Upstream: `evictionMessage`.
+/// Builds the message in the status of a pod that is evicted for a resource. Upstream:
+/// `evictionMessage`.
 pub fn message(
     candidate: &Candidate<'_>,
     met: &[Threshold],

@@ -108,7 +108,8 @@ impl Watch {
         all.filter(|(_, since)| since.is_some()).map(|(threshold, _)| threshold.signal)
     }
 
-    /// The thresholds that count now, the most urgent first. Upstream: `synchronize`.
+    /// Compares the observations with the thresholds, and returns those that count now, the most
+    /// urgent first. Upstream: `synchronize`.
     pub fn observe(&mut self, observations: &Observations, now: Duration) -> Vec<Threshold> {
         let mut met = Vec::new();
         for (at, threshold) in self.thresholds.iter().enumerate() {

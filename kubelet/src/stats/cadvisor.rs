@@ -310,7 +310,7 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
     page.text()
 }
 
-/// The running containers of a pod, by its status.
+/// Lists the running containers of a pod, by its status.
 fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Subject<'a>> {
     let Some(status) = &pod.status else { return Vec::new() };
     let lists = [
@@ -340,6 +340,7 @@ fn made_at(source: &StatsSource<'_>, path: &str) -> i64 {
     folder.and_then(|folder| fs::metadata(folder).ok()).map_or(0, |data| data.mtime())
 }
 
+/// Adds the metrics of the machine, and the versions of its kernel and system.
 fn machine(page: &mut Page, source: &StatsSource<'_>) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let labels = format!(
@@ -408,7 +409,7 @@ impl Processors {
     }
 }
 
-/// The disks of the node's files and of images, by their devices.
+/// Measures the disks of the node's files and of images, by their devices.
 fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, Fs> {
     let images = source.images.as_ref().map(|images| Path::new(&images.mount_point));
     let folders = [Some(source.folders.root.as_path()), images].into_iter().flatten();
@@ -477,6 +478,7 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
+/// Adds the metrics of one cgroup: CPU, memory, processes and pressure.
 fn series(page: &mut Page, labels: &str, details: &Details) {
     if let Some(cpu) = details.cpu {
         page.add("container_spec_cpu_period", labels, cpu.period as f64);

@@ -343,6 +343,8 @@ impl Stats {
         self.measured(source, Path::new(upper_folder(&mounts)?))
     }
 
+    /// Converts the usage of the cgroup at `path` to the form of the summary, with the rate of CPU
+    /// since the last reading.
     fn used(&self, source: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
         let time = source.now.to_string();
         let memory_time = time.clone();
@@ -386,6 +388,7 @@ impl Stats {
         }
     }
 
+    /// Measures the node: the machine, the cgroup of all pods, network and disks.
     fn node(&self, source: &StatsSource<'_>) -> NodeStats {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let mut usage = usage::read(source.hierarchy, "/");
@@ -427,7 +430,7 @@ impl Stats {
         }
     }
 
-    /// `None`: the pod does not run.
+    /// Measures a pod and its running containers. `None`: the pod does not run.
     fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (source.cgroup_of)(pod)?;
@@ -524,7 +527,7 @@ struct MeasuredVolume {
     is_local: bool,
 }
 
-/// A file system. `None`: the path does not exist.
+/// Measures a file system. `None`: the path does not exist.
 fn disk(time: &str, path: &Path) -> Option<Fs> {
     let stat = rustix::fs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
@@ -539,8 +542,8 @@ fn disk(time: &str, path: &Path) -> Option<Fs> {
     })
 }
 
-/// The bytes and inodes that a folder uses, without other file systems mounted below it. Each inode
-/// counts once. Blocks. Upstream: `fsquota`, `GetDirUsage`.
+/// Sums the bytes and inodes that a folder uses, without other file systems mounted below it. Each
+/// inode counts once. Blocks. Upstream: `fsquota`, `GetDirUsage`.
 pub fn folder_usage(folder: &Path) -> (u64, u64) {
     let Ok(data) = fs::metadata(folder) else { return (0, 0) };
     let (mut bytes, mut inodes) = (data.blocks() * 512, 1);
@@ -604,7 +607,7 @@ fn interfaces_of(process: Option<u32>) -> Vec<Interface> {
     text.map(|text| interfaces(&text)).unwrap_or_default()
 }
 
-/// The interfaces of a network but the loopback.
+/// Parses the interfaces of a network but the loopback.
 fn interfaces(text: &str) -> Vec<Interface> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     let parsed = lines.filter_map(|(name, counts)| {
@@ -629,7 +632,7 @@ struct Family {
     lines: String,
 }
 
-/// The text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
+/// Renders the text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
 pub fn resource_metrics(summary: &Summary, now: Timestamp) -> String {
     let mut families: BTreeMap<&'static str, Family> = BTreeMap::new();
     let millis = now.to_jiff().as_millisecond();
