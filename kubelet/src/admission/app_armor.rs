@@ -16,7 +16,8 @@ pub fn check(pod: &Pod, has_app_armor: bool) -> Result<(), Rejection> {
     }
 }
 
-/// Whether the pod names a profile, in a field or in an old annotation. Upstream: `isRequired`.
+/// Returns whether the pod names a profile, in a field or in an old annotation. Upstream:
+/// `isRequired`.
 fn is_required(pod: &Pod) -> bool {
     let of_pod = pod.spec().security_context.as_ref();
     let of_pod = of_pod.and_then(|context| context.app_armor_profile.as_ref());

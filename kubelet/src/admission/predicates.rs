@@ -43,7 +43,8 @@ pub fn check_system(pod: &Pod, node: &core::Node) -> Result<(), Rejection> {
     }
 }
 
-/// Why the pod does not fit the node beside the `others`, in upstream's order; empty: it fits.
+/// Lists why the pod does not fit the node beside the `others`, in upstream's order; empty: it
+/// fits.
 pub fn misfits(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Rejection> {
     let mut misfits: Vec<Rejection> =
         shortages(pod, node, others).into_iter().map(Rejection::Insufficient).collect();
@@ -86,7 +87,8 @@ fn labels(node: &core::Node) -> Labels {
     own.map(|(key, value)| (key.as_str(), value.as_str())).chain([OS]).collect()
 }
 
-/// Upstream: `nodeaffinity.GetRequiredNodeAffinity`.
+/// Reads the node selector and the required node affinity of a pod. Upstream:
+/// `nodeaffinity.GetRequiredNodeAffinity`.
 fn affinity(pod: &Pod) -> NodeAffinity {
     let spec = pod.spec();
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
@@ -122,7 +124,7 @@ impl HostPort<'_> {
     }
 }
 
-/// The host ports of the containers that run as long as the pod does. Upstream:
+/// Lists the host ports of the containers that run as long as the pod does. Upstream:
 /// `schedutil.GetHostPorts`.
 fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
     let sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
@@ -149,7 +151,7 @@ fn has_untolerated_taint(pod: &Pod, node: &core::Node) -> bool {
     })
 }
 
-/// Whether the pod tolerates a taint. Comparisons tolerate nothing: upstream's feature gate
+/// Returns whether the pod tolerates a taint. Comparisons tolerate nothing: upstream's feature gate
 /// `TaintTolerationComparisonOperators` is off.
 pub(super) fn tolerates(pod: &Pod, key: &str, value: &str, effect: &str) -> bool {
     let taint =

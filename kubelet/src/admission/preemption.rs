@@ -12,7 +12,7 @@ use crate::pod::{Pod, PodExt, QosClass};
 /// What has still to be freed: resources with amounts above zero.
 pub type Needs = Vec<(String, i64)>;
 
-/// The pods that end for `pod`, the lowest class first; without shortages none.
+/// Chooses the pods that end for `pod`, the lowest class first; without shortages none.
 ///
 /// # Errors
 /// The end of all pods that it may preempt would not free enough.

@@ -38,7 +38,7 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Upstream's reason.
+    /// Returns upstream's reason.
     pub fn reason(&self) -> Cow<'static, str> {
         match self {
             Rejection::Insufficient(shortage) => format!("OutOf{}", shortage.resource).into(),

@@ -38,7 +38,7 @@ impl Shortage {
     }
 }
 
-/// The resources of which the node has too little for the pod beside the `others`. Extended
+/// Lists the resources of which the node has too little for the pod beside the `others`. Extended
 /// resources that the node does not have are ignored: other components of the cluster count them.
 /// Upstream: `removeMissingExtendedResources`.
 pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Shortage> {
@@ -71,8 +71,9 @@ pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Short
     shortages
 }
 
-/// The pod with the requests that its containers still have by its status, where those are larger:
-/// what a resize gives back is free once the runtime has taken it. Upstream: `UseStatusResources`.
+/// Returns the pod with the requests that its containers still have by its status, where those are
+/// larger: what a resize gives back is free once the runtime has taken it. Upstream:
+/// `UseStatusResources`.
 fn with_actuated(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
     let statuses: Vec<&core::ContainerStatus> =

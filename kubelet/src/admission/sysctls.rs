@@ -64,7 +64,8 @@ enum Namespace {
 }
 
 impl Namespace {
-    /// `None`: all of the machine share the sysctl, as far as is known.
+    /// Returns the namespace to which a sysctl belongs. `None`: all of the machine share it, as far
+    /// as is known.
     fn of(name: &str) -> Option<Namespace> {
         let of_ipc = [
             "kernel.sem",
@@ -112,7 +113,8 @@ pub struct Allowlist {
 }
 
 impl Allowlist {
-    /// The safe sysctls of a kernel, and those of `patterns`: names, or starts of names with `*`.
+    /// Lists the safe sysctls of a kernel, and those of `patterns`: names, or starts of names with
+    /// `*`.
     ///
     /// # Errors
     /// A pattern is malformed, or names sysctls that all of the machine share.
@@ -136,6 +138,8 @@ impl Allowlist {
         Ok(list)
     }
 
+    /// Checks that the pod may set all of its sysctls.
+    ///
     /// # Errors
     /// The first sysctl of the pod that it may not set.
     pub(super) fn check(&self, pod: &Pod) -> Result<(), Rejection> {
@@ -161,8 +165,8 @@ impl Allowlist {
     }
 }
 
-/// The form with dots: names whose first separator is a slash have the two exchanged, as a dot may
-/// be part of a device's name. Upstream: `NormalizeName`.
+/// Returns the form with dots: names whose first separator is a slash have the two exchanged, as a
+/// dot may be part of a device's name. Upstream: `NormalizeName`.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']).map(|at| &name[at..=at]) {
         Some("/") => name

@@ -36,7 +36,7 @@ pub struct ResizeState {
 }
 
 impl ResizeState {
-    /// As the pod's status shows them.
+    /// Returns the conditions as the pod's status shows them.
     pub fn conditions(&self) -> Vec<PodCondition> {
         let all = [(PENDING, &self.pending), (IN_PROGRESS, &self.in_progress)];
         let present = all.into_iter().filter_map(|(kind, one)| Some((kind, one.as_ref()?)));
@@ -90,7 +90,7 @@ impl ResizeConditions {
         self.pods.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// A resize waits. Returns whether its reason or its generation is new.
+    /// Records that a resize waits. Returns whether its reason or its generation is new.
     pub fn set_pending(
         &self,
         uid: &Uid,
@@ -135,7 +135,8 @@ impl ResizeConditions {
         state.in_progress.get_or_insert_with(new);
     }
 
-    /// A resize under way has failed. Returns the generation of its pod when the message is new.
+    /// Records that a resize under way has failed. Returns the generation of its pod when the
+    /// message is new.
     pub fn fail(
         &self,
         uid: &Uid,

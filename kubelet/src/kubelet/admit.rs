@@ -56,8 +56,9 @@ impl Kubelet {
         }
     }
 
-    /// The added pods, the oldest first, so that those that were admitted before a restart of the
-    /// kubelet are admitted again. Static pods have no age: those that the runtime has come first.
+    /// Sorts the added pods, the oldest first, so that those that were admitted before a restart of
+    /// the kubelet are admitted again. Static pods have no age: those that the runtime has come
+    /// first.
     async fn by_age(&self, update: &PodUpdate) -> Vec<Arc<Pod>> {
         let mut pods = update.pods.clone();
         let is_first = pods.len() > 1 && !self.store.has_seen(update.source);
@@ -160,7 +161,7 @@ impl Kubelet {
         }
     }
 
-    /// Whether the containers of a pod end within this time.
+    /// Waits at most `time` for the end of a pod's containers, and returns whether they have ended.
     async fn is_terminated_within(&self, uid: &str, time: Duration) -> bool {
         let terminated = async {
             loop {

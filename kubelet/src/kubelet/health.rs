@@ -62,7 +62,7 @@ impl LoopHealth {
         self.state.lock().fault.is_none()
     }
 
-    /// Why the runtime's pods are not known. Upstream: `GenericPLEG.Healthy`.
+    /// Returns why the runtime's pods are not known. Upstream: `GenericPLEG.Healthy`.
     pub(super) fn pleg_fault(&self, now: Duration) -> Option<String> {
         let elapsed = now.saturating_sub(self.state.lock().relisted);
         (elapsed > RELIST_THRESHOLD).then(|| {

@@ -158,7 +158,8 @@ impl PodStore {
         self.state.lock().records.get(uid)?.pod.clone()
     }
 
-    /// The pod of a name with its last status here; of several, one that is not being deleted.
+    /// Finds the pod of a name with its last status here; of several, one that is not being
+    /// deleted.
     pub(super) fn named(
         &self,
         namespace: &str,
@@ -216,7 +217,7 @@ impl PodStore {
         pods.iter().filter(|pod| pod.is_static()).filter(uses).map(|pod| pod.uid()).collect()
     }
 
-    /// The pods of all sources with their statuses.
+    /// Lists the pods of all sources with their statuses.
     pub(super) fn with_statuses(&self) -> Vec<Pod> {
         let state = self.state.lock();
         let pods = state.records.values().filter_map(|record| {
@@ -310,8 +311,8 @@ impl PodStore {
         pods.filter(|pod| pod.is_static()).find(|pod| pod.full_name() == full_name)
     }
 
-    /// What the API server is to know about a pod; `None`: no source has it, or nothing is known yet.
-    /// The caller knows whether the pod has ended.
+    /// Returns what the API server is to know about a pod; `None`: no source has it, or nothing is
+    /// known yet. The caller knows whether the pod has ended.
     pub(super) fn report(&self, uid: &str) -> Option<Report> {
         let state = self.state.lock();
         let record = state.records.get(uid)?;

@@ -76,7 +76,8 @@ impl Resizes {
 }
 
 impl Kubelet {
-    /// Records what a pod has that was admitted. A change that came while no kubelet ran waits.
+    /// Records the resources of an admitted pod as allocated. If its definition now asks for
+    /// others, because it was changed while no kubelet ran, the resize is queued as pending.
     pub(super) async fn allocate_admitted(&self, pod: &Arc<Pod>) {
         let allocated = self.resizes.allocated(pod);
         let (uid, resources) = (pod.uid(), PodResources::of(&allocated));
@@ -91,7 +92,7 @@ impl Kubelet {
         }
     }
 
-    /// A source has changed the pod.
+    /// Queues a resize of a pod whose resources its source has changed, or takes a queued one back.
     pub(super) fn request_resize(&self, before: Option<&Pod>, pod: &Pod) {
         if before.is_some_and(|before| PodResources::of(before) == PodResources::of(pod)) {
             return;

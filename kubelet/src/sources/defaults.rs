@@ -46,7 +46,7 @@ fn default(of: &mut Value, field: &str, value: Value) {
     }
 }
 
-/// A container that limits a resource and requests none of it requests its limit.
+/// Sets the request of each resource that a container limits and does not request to its limit.
 fn requests_from_limits(container: &mut Value) {
     let limits = container.get("resources").and_then(|resources| resources.get("limits"));
     let Some(limits) = limits.and_then(Value::as_object).cloned() else { return };

@@ -24,7 +24,7 @@ use crate::pod::{Pod, PodExt};
 /// How long a watch that failed is not set up again. Upstream: `retryPeriod`.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The pods of `path`, until stopped.
+/// Follows the pods of `path`, until stopped.
 pub async fn run(
     path: PathBuf,
     to: Placement,
@@ -68,7 +68,7 @@ async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
     }
 }
 
-/// The next changes; `None` at the time `due`, or when stopped.
+/// Waits for the next changes; `None` at the time `due`, or when stopped.
 async fn next(
     watch: Option<&FolderWatch>,
     path: &Path,

@@ -92,7 +92,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// `now`: for pods that are seen first.
+    /// Replaces the pods of a source, and returns what has changed. `now`: for pods that are seen
+    /// first.
     fn merge(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: &str) -> Vec<PodUpdate> {
         let is_first = !self.pods.contains_key(&source);
         let mut old = self.pods.remove(&source).unwrap_or_default();
@@ -144,7 +145,7 @@ impl Storage {
     }
 }
 
-/// What a new state of a pod changes. Upstream: `checkAndUpdatePod`.
+/// Returns what a new state of a pod changes. Upstream: `checkAndUpdatePod`.
 fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
     let (old_meta, meta) = (&existing.metadata, &new.metadata);
     let is_same = existing.spec == new.spec

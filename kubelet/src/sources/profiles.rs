@@ -5,7 +5,7 @@
 use super::validate::leads_out;
 use crate::pod::{APP_ARMOR, Pod, PodExt};
 
-/// The faults of a pod's profiles, each with its field.
+/// Lists the faults of a pod's profiles, each with its field.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let of_pod = pod.spec().security_context.as_ref();
     let mut profiles = vec![(

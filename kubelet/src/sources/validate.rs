@@ -9,7 +9,7 @@ use kube_controller_manager::objects::is_dns1123_subdomain;
 use super::{enumerated, lifecycle, pod_resources, profiles, support};
 use crate::pod::{Pod, PodExt, Uid, is_restartable_init};
 
-/// The faults of a pod, each with its field; empty: it can be run.
+/// Lists the faults of a pod, each with its field; empty: it can be run.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let mut faults = Faults::default();
     let name = pod.name();
@@ -72,6 +72,7 @@ impl Faults {
         self.0.push(format!("{}: {}", field.as_ref(), fault.as_ref()));
     }
 
+    /// Checks the volumes of a pod, and returns their names.
     fn volumes<'a>(&mut self, spec: &'a core::PodSpec) -> BTreeSet<&'a str> {
         let mut names = BTreeSet::new();
         for (at, volume) in spec.volumes.iter().flatten().enumerate() {
@@ -100,6 +101,7 @@ impl Faults {
         names
     }
 
+    /// Checks a container: its name, image, mounts, ports and variables.
     fn container(&mut self, field: &str, container: &core::Container, volumes: &BTreeSet<&str>) {
         if !is_dns1123_label(&container.name) {
             let name = &container.name;
@@ -218,8 +220,8 @@ fn is_dns1123_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// The kind of API object that a static pod refers to, which it may not. With `has_objects` it may
-/// refer to ConfigMaps and Secrets in variables and volumes, and to a RuntimeClass.
+/// Returns the kind of API object that a static pod refers to, which it may not. With `has_objects`
+/// it may refer to ConfigMaps and Secrets in variables and volumes, and to a RuntimeClass.
 pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     let spec = pod.spec();
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {

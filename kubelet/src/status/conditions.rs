@@ -71,7 +71,7 @@ pub struct Observed<'a> {
     pub others: &'a [core::PodCondition],
 }
 
-/// The conditions of the kubelet without the times of their last change.
+/// Computes the conditions of the kubelet without the times of their last change.
 pub fn own(pod: &Pod, observed: &Observed<'_>) -> Vec<core::PodCondition> {
     let containers_ready = containers_ready(pod, observed);
     let ready = match containers_ready.is_true {
@@ -120,7 +120,7 @@ fn names(of: &[&str]) -> String {
     format!("[{}]", of.join(" "))
 }
 
-/// Upstream: `GenerateContainersReadyCondition`.
+/// Computes the condition `ContainersReady`. Upstream: `GenerateContainersReadyCondition`.
 fn containers_ready(pod: &Pod, observed: &Observed<'_>) -> Verdict {
     match terminal_reason(observed.phase) {
         Some(reason) => return Verdict::not(reason, None),
@@ -150,6 +150,7 @@ pub fn terminal_reason(phase: &str) -> Option<&'static str> {
     }
 }
 
+/// Computes the condition `Ready` of a pod whose containers are ready, by its readiness gates.
 /// Upstream: `GeneratePodReadyCondition`.
 fn gates_ready(pod: &Pod, others: &[core::PodCondition]) -> Verdict {
     let gates = pod.spec().readiness_gates.iter().flatten();
@@ -173,8 +174,8 @@ fn gates_ready(pod: &Pod, others: &[core::PodCondition]) -> Verdict {
     }
 }
 
-/// Whether the condition `Ready` that the API server has is not the one that its readiness gates
-/// make of it: another writer has set one of them. Upstream: `NeedToReconcilePodReadiness`.
+/// Returns whether the condition `Ready` that the API server has is not the one that its readiness
+/// gates make of it: another writer has set one of them. Upstream: `NeedToReconcilePodReadiness`.
 pub fn has_stale_gates(pod: &Pod) -> bool {
     let has_gates = pod.spec().readiness_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     let Some(status) = pod.status.as_ref().filter(|_| has_gates) else { return false };
@@ -189,7 +190,7 @@ pub fn has_stale_gates(pod: &Pod) -> bool {
     now.is_true != (ready.status == "True") || now.message != ready.message
 }
 
-/// Upstream: `GeneratePodInitializedCondition`.
+/// Computes the condition `Initialized`. Upstream: `GeneratePodInitializedCondition`.
 fn initialized(pod: &Pod, observed: &Observed<'_>) -> Verdict {
     if observed.phase == "Succeeded" {
         return Verdict { reason: Some("PodCompleted"), ..Verdict::TRUE };

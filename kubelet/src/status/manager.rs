@@ -68,8 +68,8 @@ enum Due {
     Later,
 }
 
-/// Whether a report has to be written. No request is needed to know that.
-/// Upstream: `needsUpdate`, `needsReconcile`.
+/// Decides whether a report has to be written. No request is needed to know that. Upstream:
+/// `needsUpdate`, `needsReconcile`.
 fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     let Some(api) = &report.api else { return Due::No };
     let written = written.filter(|written| written.api == api.uid());
@@ -170,7 +170,8 @@ impl Manager {
         stop.unless_stopped(change.or(registered).or(retry)).await.flatten()
     }
 
-    /// `is_retry`: what another writer has changed is written too.
+    /// Carries out one change: writes a pod's status, or keeps its mirror pod. What fails is
+    /// postponed. `is_retry`: what another writer has changed is written too.
     async fn take(&self, change: Change, since: Duration, is_retry: bool, state: &mut State) {
         match &change {
             Change::Status(uid) => {

@@ -11,7 +11,7 @@ use super::settle::{self, keep_transition};
 use super::terminate::is_terminal;
 use crate::strategic_merge::{changed_list, changed_members};
 
-/// The status that the server should have, which has `live`.
+/// Computes the status that the server should have, which has `live`.
 pub fn merged(live: &core::PodStatus, report: &Report, now: &Time) -> core::PodStatus {
     let own = &*report.status;
     let mut merged = core::PodStatus {
@@ -55,7 +55,7 @@ pub fn merged(live: &core::PodStatus, report: &Report, now: &Time) -> core::PodS
     merged
 }
 
-/// A pod in a terminal phase is not ready.
+/// Sets the conditions of readiness of a pod in a terminal phase to false.
 fn set_unready(status: &mut core::PodStatus, now: &Time) {
     let reason = status.phase.as_deref().and_then(conditions::terminal_reason);
     let Some(reason) = reason else { return };

@@ -42,7 +42,7 @@ pub fn is_mirror_of(mirror: &Pod, pod: &Pod) -> bool {
 }
 
 impl Names<'_> {
-    /// `None`: nothing, for now.
+    /// Decides what to do about a mirror pod. `None`: nothing, for now.
     pub fn step(&self) -> Option<Step> {
         match (self.pod, self.mirror) {
             (None, Some(mirror)) if self.may_delete => Some(Step::Delete(mirror.clone())),
@@ -57,7 +57,7 @@ impl Names<'_> {
     }
 }
 
-/// The mirror pod of a static pod of this Node; `None`: the Node has no uid.
+/// Builds the mirror pod of a static pod of this Node; `None`: the Node has no uid.
 fn definition(pod: &Pod, node: &core::Node) -> Option<Pod> {
     let mut mirror = pod.clone();
     let hash = pod.annotation(CONFIG_HASH).unwrap_or_default().to_owned();

@@ -37,7 +37,8 @@ pub fn settle(
     normalize(pod, status);
 }
 
-/// Upstream: `updateLastTransitionTime`.
+/// Sets the time at which a condition last changed: that of the old one if it has the same status,
+/// else now. Upstream: `updateLastTransitionTime`.
 pub fn keep_transition(
     condition: &mut core::PodCondition,
     old: Option<&core::PodStatus>,
@@ -138,7 +139,7 @@ fn prune(value: &mut Value) {
     }
 }
 
-/// Whether two statuses say the same, as far as they are the kubelet's.
+/// Returns whether two statuses say the same, as far as they are the kubelet's.
 pub fn is_same(one: &core::PodStatus, other: &core::PodStatus) -> bool {
     let said = |status: &core::PodStatus| {
         let all = status.conditions.iter().flatten();

@@ -206,8 +206,8 @@ impl Workers {
         self.pod(uid).is_some_and(PodWorker::is_finished)
     }
 
-    /// The number of pods by phase, whether a source still has them, and whether they are static:
-    /// the labels of upstream's metric. `is_desired`: whether a source has the pod of this uid.
+    /// Counts the pods by phase, whether a source still has them, and whether they are static: the
+    /// labels of upstream's metric. `is_desired`: whether a source has the pod of this uid.
     /// Upstream: the summary of `HandlePodCleanups`.
     pub fn counts(&self, is_desired: &dyn Fn(&str) -> bool) -> BTreeMap<[&'static str; 3], usize> {
         let configs = [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true")];

@@ -37,7 +37,7 @@ impl StaticPods {
         true
     }
 
-    /// The pod neither runs nor waits any more.
+    /// Forgets a pod that neither runs nor waits any more.
     pub(super) fn remove(&mut self, name: &str, uid: &str) {
         if self.started.get(name).is_some_and(|started| **started == *uid) {
             self.started.remove(name);

@@ -110,8 +110,8 @@ impl PodWorker {
         &self.full_name
     }
 
-    /// The pod's source has changed it. Returns whether the work that is done now has to be
-    /// cancelled.
+    /// Takes the pod as its source has changed it. Returns whether the work that is done now has to
+    /// be cancelled.
     pub(super) fn update(&mut self, pod: &Arc<Pod>, reason: Reason) -> bool {
         if reason == Reason::Create
             && let Some(is_recreated) = self.phase.is_recreated_mut()
@@ -145,8 +145,8 @@ impl PodWorker {
         self.terminate_within(effective_grace(self.phase.grace(), &self.pod))
     }
 
-    /// The pod has to end, with this grace at most. Returns whether the work that is done now has
-    /// to be cancelled.
+    /// Begins to end the pod, with this grace at most. Returns whether the work that is done now
+    /// has to be cancelled.
     pub(super) fn terminate_within(&mut self, grace: i64) -> bool {
         let before = self.phase.grace();
         let grace = before.map_or(grace, |before| before.min(grace)).max(1);
@@ -316,7 +316,7 @@ impl Worker {
     }
 }
 
-/// The grace period can only decrease, and is at least a second.
+/// Returns the grace period of a pod in seconds, which can only decrease and is at least one.
 /// Upstream: `calculateEffectiveGracePeriod`.
 fn effective_grace(before: Option<i64>, pod: &Pod) -> i64 {
     let own = pod.metadata.deletion_grace_period_seconds;

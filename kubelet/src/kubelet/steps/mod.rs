@@ -64,7 +64,8 @@ impl Kubelet {
         }
     }
 
-    /// The label of the work in upstream's metric. The delay of a pod's first sync is observed.
+    /// Returns the label of the work in upstream's metric. The delay of a pod's first sync is
+    /// observed.
     fn operation(&self, uid: &Uid, work: &Work, begin: Duration) -> &'static str {
         match work {
             Work::Sync(_) if self.store.status(uid).is_none() => {
