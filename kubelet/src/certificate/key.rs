@@ -47,8 +47,8 @@ impl PrivateKey {
         PrivateKey::from_pem(made.serialize_pem().as_bytes(), "memory")
     }
 
-    /// The first private key in PEM, in PKCS #1, SEC 1 or PKCS #8; other blocks are skipped. `from`
-    /// names where the text is from.
+    /// Parses the first private key in PEM, in PKCS #1, SEC 1 or PKCS #8; other blocks are skipped.
+    /// `from` names where the text is from.
     pub fn from_pem(pem: &[u8], from: &str) -> Result<PrivateKey, Error> {
         let fault = |fault: String| Error::Key { from: from.to_owned(), fault };
         let der = PrivateKeyDer::from_pem_slice(pem).map_err(|error| fault(error.to_string()))?;
@@ -113,7 +113,7 @@ impl Template {
         }
     }
 
-    /// A request in PEM, signed with `key`.
+    /// Builds a request in PEM, signed with `key`.
     pub fn request(&self, key: &PrivateKey) -> Result<String, Error> {
         let fault = |source| Error::Make { what: "a certificate request", source };
         let mut params = CertificateParams::default();

@@ -104,6 +104,8 @@ pub enum Initial {
 }
 
 impl Manager {
+    /// Creates a manager that shows the initial certificate. An initial one that is to be replaced
+    /// is due for renewal at once.
     pub fn new(
         purpose: Purpose,
         store: Store,
@@ -265,6 +267,8 @@ impl Manager {
         }
     }
 
+    /// Requests a certificate for a new key, and waits until it is issued. Errors: too late, or the
+    /// wanted certificate has changed meanwhile.
     async fn obtain(&self, client: &ClientFn, wanted: &Template) -> Result<Pair, Error> {
         let key = PrivateKey::generate()?;
         let which = "a client to request certificates";
@@ -302,7 +306,8 @@ impl Manager {
         !self.current().is_some_and(|pair| satisfies(&pair.leaf, &wanted))
     }
 
-    /// Upstream: `updateServerError`.
+    /// Records by an error whether the API server is reachable and only refuses. Upstream:
+    /// `updateServerError`.
     pub fn note_answer(&self, error: &Error) {
         let is_answer = match error {
             // A proxy that ends TLS may answer with 401.

@@ -84,9 +84,9 @@ struct Loaded {
 }
 
 impl ServingCertificate {
-    /// Without files and without a request to the API server, the certificate is
-    /// `FOLDER/kubelet.crt` with its key, self-signed for the node's name where they do not exist.
-    /// Reads and writes files.
+    /// Loads the certificate from the given files, or prepares to request one. Without files and
+    /// without a request to the API server, the certificate is `FOLDER/kubelet.crt` with its key,
+    /// self-signed for the node's name where they do not exist. Reads and writes files.
     pub fn new(
         options: &Options,
         node: &str,
@@ -173,6 +173,7 @@ fn requested(
     Ok(Source::Requested { manager, wanted, node: node.to_owned() })
 }
 
+/// Builds the wanted certificate by the node's addresses; `None`: the node has no IP address.
 /// Upstream: `addressesToHostnamesAndIPs`.
 fn template(node: &str, addresses: &[NodeAddress]) -> Option<Template> {
     let (mut dns, mut ips) = (BTreeSet::new(), BTreeSet::new());
@@ -202,7 +203,8 @@ impl Files {
         Ok(Files { certificate, key, loaded: Mutex::new(Loaded { stamps, pair }) })
     }
 
-    /// While the files cannot be used, the former certificate.
+    /// Returns the certificate of the files, which is read again when they change. While the files
+    /// cannot be used, it is the former certificate.
     fn current(&self) -> Arc<CertifiedKey> {
         let mut loaded = self.loaded.lock();
         let stamps = [stamp(&self.certificate), stamp(&self.key)];
@@ -222,8 +224,8 @@ impl Files {
     }
 }
 
-/// `kubelet.crt` and `kubelet.key`, made if they do not exist. A crash may leave a key without its
-/// certificate, which is then made for it.
+/// Returns `kubelet.crt` and `kubelet.key`, which are made if they do not exist. A crash may leave
+/// a key without its certificate, which is then made for it.
 fn self_signed_files(
     folder: &Path,
     host: &str,
@@ -252,8 +254,8 @@ fn self_signed_files(
     Ok((certificate, key))
 }
 
-/// A certificate for `host`, then that of the authority that has signed it, in PEM; the authority's
-/// key is dropped. Upstream: `GenerateSelfSignedCertKey`, whose keys are RSA.
+/// Makes a certificate for `host`, followed by that of the authority that has signed it, in PEM;
+/// the authority's key is dropped. Upstream: `GenerateSelfSignedCertKey`, whose keys are RSA.
 fn self_signed(host: &str, key: &PrivateKey, now: Timestamp) -> Result<String, rcgen::Error> {
     let seconds = now.as_secs();
     let params = |name: String| {

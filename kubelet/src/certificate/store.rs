@@ -38,8 +38,8 @@ impl fmt::Debug for Pair {
 }
 
 impl Pair {
-    /// A certificate and its key, both in PEM; they may be in one text. `from` names it in errors.
-    /// Upstream: `tls.X509KeyPair`.
+    /// Parses a certificate and its key, both in PEM; they may be in one text. `from` names it in
+    /// errors. Upstream: `tls.X509KeyPair`.
     pub fn from_pem(certificate: &[u8], key: &[u8], from: &str) -> Result<Pair, Error> {
         let fault = |fault: String| Error::Pair { from: from.to_owned(), fault };
         let chain = pem::certificates(certificate);
@@ -95,8 +95,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store in `folder`, which may be absent. Where an update was cut off between the removal
-    /// of the link and its replacement, as upstream's are, it is completed.
+    /// Opens the store in `folder`, which may be absent. Where an update was cut off between the
+    /// removal of the link and its replacement, as upstream's are, it is completed.
     pub fn open(
         prefix: &'static str,
         folder: &Path,
@@ -126,7 +126,7 @@ impl Store {
         self.folder.join(format!("{}-{qualifier}.pem", self.prefix))
     }
 
-    /// The current certificate; `None`: there is no file.
+    /// Loads the current certificate; `None`: there is no file.
     pub fn current(&self) -> Result<Option<Pair>, Error> {
         let current = self.current_path();
         if exists(&current)? {

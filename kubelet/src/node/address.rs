@@ -67,7 +67,7 @@ impl NodeIps {
     }
 }
 
-/// An address whose parts may have leading zeros. Upstream: `netutils.ParseIPSloppy`.
+/// Parses an address whose parts may have leading zeros. Upstream: `netutils.ParseIPSloppy`.
 pub fn parse_sloppy(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         let ip = text.parse::<IpAddr>().ok()?;
@@ -117,7 +117,8 @@ impl NodeAddress {
         NodeAddress { inner: Arc::new(Inner { hostname, ips, is_external, ..Inner::default() }) }
     }
 
-    /// The addresses of the machine, one of a family; empty: there never was a default route.
+    /// Returns the addresses of the machine, one of a family; empty: there never was a default
+    /// route.
     pub fn now(&self) -> Vec<IpAddr> {
         let Inner { hostname, ips, looked_up, .. } = &*self.inner;
         let mut specified: Vec<IpAddr> = ips.specified().collect();
@@ -145,6 +146,8 @@ impl NodeAddress {
         self.set_by(node, &sources)
     }
 
+    /// Sets the addresses as [`Self::set`] does, from these sources. With a cloud the addresses of
+    /// its controller stay.
     fn set_by(&self, node: &mut core::Node, sources: &Sources<'_>) -> Result<(), Error> {
         let Inner { ips, is_external, .. } = &*self.inner;
         let specified: Vec<IpAddr> = ips.specified().collect();
@@ -181,7 +184,7 @@ impl NodeAddress {
         internal.chain([address("Hostname", self.inner.hostname.clone())]).collect()
     }
 
-    /// The address of a node for which none is specified.
+    /// Finds the address of a node for which none is specified.
     fn found(&self, sources: &Sources<'_>) -> Result<IpAddr, Error> {
         let Inner { hostname, ips, looked_up, .. } = &*self.inner;
         if let Some(ip) = parse_sloppy(hostname) {
@@ -225,7 +228,7 @@ impl NodeAddress {
     }
 }
 
-/// Whether the node can have an address: it is one of the machine's, and others can reach it.
+/// Checks that the node can have an address: it is one of the machine's, and others can reach it.
 /// Upstream: `validateNodeIP`.
 fn validate(ip: IpAddr) -> Result<(), String> {
     let is_link_local = match ip {

@@ -17,6 +17,8 @@ struct Words {
     absent: [&'static str; 3],
 }
 
+/// Returns upstream's words for a pressure: its condition, and the reasons and messages for both
+/// states.
 fn words(pressure: Pressure) -> Words {
     match pressure {
         Pressure::Memory => Words {
@@ -116,7 +118,7 @@ pub fn ready(conditions: &[core::NodeCondition]) -> Option<&core::NodeCondition>
     conditions.iter().find(|condition| condition.type_ == READY)
 }
 
-/// The condition of a type; a new one follows the others.
+/// Returns the condition of a type; a new one follows the others.
 fn entry<'a>(
     conditions: &'a mut Vec<core::NodeCondition>,
     type_: &str,

@@ -27,7 +27,7 @@ impl PageSize {
         PageSize::below(Path::new(FOLDER))
     }
 
-    /// The sizes of pages below `folder`; empty without the folder.
+    /// Reads the sizes of pages below `folder`; empty without the folder.
     fn below(folder: &Path) -> Vec<PageSize> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         let size = |entry: fs::DirEntry| {

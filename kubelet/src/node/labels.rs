@@ -96,7 +96,7 @@ pub struct Taint {
 }
 
 impl Taint {
-    /// A taint as `KEY=VALUE:EFFECT`, `KEY:EFFECT`. Upstream: `taints.parseTaint`.
+    /// Parses a taint as `KEY=VALUE:EFFECT`, `KEY:EFFECT`. Upstream: `taints.parseTaint`.
     ///
     /// # Errors
     /// It does not have this form, or is refused by [`Taint::check`].
@@ -113,6 +113,8 @@ impl Taint {
         Ok(taint)
     }
 
+    /// Checks the key, the value and the effect of the taint.
+    ///
     /// # Errors
     /// Its key, value or effect is invalid.
     pub fn check(&self) -> Result<(), Error> {

@@ -28,6 +28,8 @@ impl MachineInfo {
         MachineInfo::below(Path::new("/"))
     }
 
+    /// Reads what is known of the machine from the files below `root`. A file that cannot be read
+    /// leaves its part empty.
     fn below(root: &Path) -> MachineInfo {
         let read = |file: &str| fs::read_to_string(root.join(file));
         let memory = read("proc/meminfo").unwrap_or_default();
@@ -83,7 +85,7 @@ fn online_cpus() -> i64 {
     count_cpus(&list).unwrap_or_else(own)
 }
 
-/// The CPUs of a list such as `0-3,5`; `None`: it is malformed. Upstream: `cpuset.Parse`.
+/// Counts the CPUs of a list such as `0-3,5`; `None`: it is malformed. Upstream: `cpuset.Parse`.
 pub fn count_cpus(list: &str) -> Option<i64> {
     let mut cpus = std::collections::BTreeSet::new();
     for range in list.trim().split(',') {

@@ -45,7 +45,7 @@ impl fmt::Debug for OwnNode {
 }
 
 impl OwnNode {
-    /// A Node that has nothing but its name yet.
+    /// Creates a Node that has nothing but its name yet.
     pub fn new(name: &str, address: NodeAddress) -> OwnNode {
         let mut initial = core::Node::default();
         initial.metadata.name = Some(name.to_owned());

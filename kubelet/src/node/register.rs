@@ -59,8 +59,8 @@ pub struct Registration {
     pub former_devices: Vec<String>,
 }
 
-/// The extended resources that device plugins advertised by a former kubelet of this root folder.
-/// No plugin provides them now. A checkpoint that cannot be read names none. Blocks.
+/// Lists the extended resources that device plugins advertised by a former kubelet of this root
+/// folder. No plugin provides them now. A checkpoint that cannot be read names none. Blocks.
 pub fn former_devices(root: &Path) -> Vec<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -90,7 +90,7 @@ pub fn former_devices(root: &Path) -> Vec<String> {
 }
 
 impl Registration {
-    /// The Node without its status. Upstream: `initialNode`.
+    /// Builds the Node without its status. Upstream: `initialNode`.
     pub fn node(&self) -> core::Node {
         let mut node = core::Node::default();
         node.metadata.name = Some(self.name.clone());

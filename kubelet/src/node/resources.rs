@@ -51,7 +51,7 @@ impl PodLimit {
     }
 }
 
-/// What a machine has. `storage_bytes`: of the disk of pods; `None`: it is not counted.
+/// Lists what a machine has. `storage_bytes`: of the disk of pods; `None`: it is not counted.
 pub fn capacity(machine: &MachineInfo, pods: PodLimit, storage_bytes: Option<i64>) -> Amounts {
     let mut capacity = Amounts::from([
         ("cpu".to_owned(), Quantity::new(machine.cpus)),
@@ -98,7 +98,7 @@ impl NodeResources {
         found.fold(Quantity::ZERO, |sum, amount| sum + amount)
     }
 
-    /// More is reserved than the machine has. Upstream: `validateNodeAllocatable`.
+    /// Checks that no more is reserved than the machine has. Upstream: `validateNodeAllocatable`.
     ///
     /// # Errors
     /// One that names the resources.

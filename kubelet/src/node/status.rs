@@ -200,7 +200,7 @@ fn set_images(status: &mut core::NodeStatus, inputs: &Inputs) {
     status.images = Some(listed.collect());
 }
 
-/// The fault of a node whose capacity is not known.
+/// Returns the fault of a node whose capacity is not known.
 fn lacks(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
     let storage = inputs.constants.counts_storage.then_some("ephemeral-storage");
     let wanted = ["cpu", "memory", "pods"].into_iter().chain(storage);
@@ -218,7 +218,8 @@ pub fn has_changed(before: &core::NodeStatus, after: &core::NodeStatus) -> bool 
     normal(before) != normal(after)
 }
 
-/// The status without times of heartbeats and without empty lists; conditions are sorted by type.
+/// Returns the status without times of heartbeats and without empty lists; conditions are sorted by
+/// type.
 fn normal(status: &core::NodeStatus) -> core::NodeStatus {
     let mut status = status.clone();
     for condition in status.conditions.iter_mut().flatten() {

@@ -282,7 +282,7 @@ impl NodeSync {
         self.with_status(self.registration.node(), self.runtime.info(pleg), None).await
     }
 
-    /// A Node with the status of now, and the events of what has changed.
+    /// Returns a Node with the status of now, and the events of what has changed.
     async fn with_status(
         &self,
         mut node: core::Node,
@@ -315,6 +315,7 @@ impl NodeSync {
         }
     }
 
+    /// Computes the Node's status of now, and writes it if it has changed or a report is due.
     /// Upstream: `tryUpdateNodeStatus`.
     async fn try_update(
         &self,
@@ -370,8 +371,8 @@ impl NodeSync {
         written.volumes.as_ref().is_none_or(|names| names == shown)
     }
 
-    /// A restart of the machine is an event once: another machine with this name would make it one
-    /// again and again.
+    /// Records the events of what has changed. A restart of the machine is an event once: another
+    /// machine with this name would make it one again and again.
     fn record_changes(&self, mut events: Vec<NodeEvent>) {
         let is_reboot = |event: &NodeEvent| event.reason == "Rebooted";
         {
@@ -384,7 +385,8 @@ impl NodeSync {
         self.record(&events);
     }
 
-    /// Upstream: `recordNodeSchedulableEvent`.
+    /// Records an event when the Node becomes schedulable or unschedulable. Upstream:
+    /// `recordNodeSchedulableEvent`.
     fn record_scheduling(&self, node: &core::Node) {
         let spec = node.spec.as_ref();
         let is_unschedulable = spec.and_then(|spec| spec.unschedulable).unwrap_or_default();

@@ -33,7 +33,7 @@ struct RuntimeState {
 }
 
 impl RuntimeState {
-    /// Why the node is not ready. `pleg`: the fault of the relist. Upstream: `runtimeErrors`,
+    /// Lists why the node is not ready. `pleg`: the fault of the relist. Upstream: `runtimeErrors`,
     /// `networkErrors`.
     fn faults(&self, pleg: Option<String>, now: Duration) -> Vec<String> {
         let down = match self.last_ready {
@@ -68,7 +68,7 @@ impl RuntimeState {
     }
 }
 
-/// The fault of a condition that is not true.
+/// Returns the fault of a condition that is not true.
 fn fault(conditions: &[api::RuntimeCondition], kind: &str, text: &str) -> Option<String> {
     let found = conditions.iter().find(|condition| condition.r#type == kind);
     let shown = found.map(|condition| {
@@ -140,8 +140,8 @@ fn names(image: api::Image) -> ImageNames {
     ImageNames { id: image.id, digests: image.repo_digests, tags: image.repo_tags, size_bytes }
 }
 
-/// The version of a runtime as a Node shows it: without a leading `v`, and without what follows its
-/// numbers unless that is of a semantic version. Upstream: `newRuntimeVersion`.
+/// Returns the version of a runtime as a Node shows it: without a leading `v`, and without what
+/// follows its numbers unless that is of a semantic version. Upstream: `newRuntimeVersion`.
 fn plain_version(text: &str) -> Option<String> {
     let text = text.trim();
     let text = text.strip_prefix('v').unwrap_or(text);

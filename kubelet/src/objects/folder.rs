@@ -37,7 +37,7 @@ struct Object {
 }
 
 impl State {
-    /// What is known of these objects.
+    /// Returns what is known of these objects.
     pub(super) fn known(&self, keys: BTreeSet<Key>) -> PodObjects {
         let known = |key: Key| {
             let known = match self.contents(&key) {
@@ -135,9 +135,9 @@ pub fn first(folder: &Path) -> Result<LocalObjects, Error> {
     Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
 }
 
-/// The objects of a folder, and a line for each fault. Of files with one object the first by name
-/// counts. A file with a fault keeps its `last` object, as a folder that cannot be read keeps all: only
-/// what is not there is gone.
+/// Reads the objects of a folder, and a line for each fault. Of files with one object the first by
+/// name counts. A file with a fault keeps its `last` object, as a folder that cannot be read keeps
+/// all: only what is not there is gone.
 fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     let entries = || {
         let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
@@ -177,7 +177,7 @@ fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     (objects, faults)
 }
 
-/// The object of a file; `None`: it is gone, or not a file.
+/// Reads the object of a file; `None`: it is gone, or not a file.
 fn read_file(file: &Path) -> Result<Option<(Key, Arc<Contents>)>, Error> {
     match fs::metadata(file) {
         Ok(data) if data.is_file() => {}
@@ -193,6 +193,8 @@ fn read_file(file: &Path) -> Result<Option<(Key, Arc<Contents>)>, Error> {
     decode(&bytes).map(Some)
 }
 
+/// Decodes a ConfigMap, Secret or RuntimeClass in JSON or YAML. Errors: another kind, or an invalid
+/// key or name.
 fn decode(bytes: &[u8]) -> Result<(Key, Arc<Contents>), Error> {
     let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     let document: Value = match serde_json::from_str(text) {

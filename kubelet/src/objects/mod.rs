@@ -200,8 +200,8 @@ impl Objects {
         Objects { folder, server: None, clock }
     }
 
-    /// The same, with those of an API server, which are followed until stopped. `again` gets the
-    /// pods whose objects have changed. `sync_period`: that of pods.
+    /// Adds the objects of an API server, which are followed until stopped. `again` gets the pods
+    /// whose objects have changed. `sync_period`: that of pods.
     pub fn with_server(
         self,
         client: &Client,
@@ -243,8 +243,8 @@ impl Objects {
         }
     }
 
-    /// What a pod refers to for this use. Waits for what is not fetched yet, for a second at most.
-    /// The future may be dropped at any time.
+    /// Reads what a pod refers to for this use. Waits for what is not fetched yet, for a second at
+    /// most. The future may be dropped at any time.
     pub async fn read(&self, pod: &Pod, what: Use<'_>) -> PodObjects {
         let keys = what.keys(pod);
         let Some(server) = self.server_of(pod) else { return self.folder.now().known(keys) };
@@ -287,7 +287,7 @@ impl Objects {
         wanted.iter().map(token).collect()
     }
 
-    /// The first value that is settled; the last one after a second.
+    /// Returns the first value that is settled; the last one after a second.
     async fn settled<T>(
         &self,
         server: &ServerObjects,
@@ -311,8 +311,8 @@ impl Objects {
         settles.or(late).await
     }
 
-    /// The runtime's handler of the pod's class; empty: the default one.
-    /// Upstream: `LookupRuntimeHandler`.
+    /// Returns the runtime's handler of the pod's class; empty: the default one. Upstream:
+    /// `LookupRuntimeHandler`.
     ///
     /// # Errors
     /// There is no such class, or it is not known yet.

@@ -46,7 +46,7 @@ impl Use<'_> {
     }
 }
 
-/// All objects that a pod refers to.
+/// Lists all objects that a pod refers to.
 pub fn references(pod: &Pod) -> BTreeSet<Key> {
     let spec = pod.spec();
     let mut names = [of_volumes(pod), of_pulls(pod)].concat();

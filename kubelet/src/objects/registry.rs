@@ -48,8 +48,8 @@ pub(super) struct NewWatch {
 }
 
 impl Registry {
-    /// The pod refers to these objects, and to no others any more. Returns the watches to start, which
-    /// have to end with `stop`.
+    /// Records that the pod refers to these objects, and to no others any more. Returns the watches
+    /// to start, which have to end with `stop`.
     pub(super) fn register(
         &mut self,
         uid: &Uid,
@@ -101,8 +101,8 @@ impl Registry {
         (Watch::Open { id, stop: stop.clone() }, NewWatch { key: key.clone(), id, stop })
     }
 
-    /// What is known of these objects, without those that no pod refers to. Returns the watches to
-    /// start, too: those of objects that were not read for some time.
+    /// Returns what is known of these objects, without those that no pod refers to. Returns the
+    /// watches to start, too: those of objects that were not read for some time.
     pub(super) fn read(
         &mut self,
         keys: &BTreeSet<Key>,

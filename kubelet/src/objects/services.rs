@@ -47,7 +47,7 @@ impl Services {
         Services { lister: informer.lister(), informer }
     }
 
-    /// The variables for a pod's containers.
+    /// Builds the variables for a pod's containers.
     ///
     /// # Errors
     /// The pod is of the API server, and no list of Services is complete yet.
@@ -117,6 +117,7 @@ impl Service {
         self.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default()
     }
 
+    /// Builds the variables of one Service: its host and ports, and those of docker's links.
     /// Upstream: `FromServices`, `makeLinkVariables`.
     fn variables(&self, ip: &str) -> Vec<(String, String)> {
         let Some(first) = self.ports().first() else { return Vec::new() };

@@ -98,7 +98,7 @@ impl Issued {
 }
 
 impl Token {
-    /// What a pod gets. `account`: NAMESPACE/NAME.
+    /// Returns what a pod gets. `account`: NAMESPACE/NAME.
     fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
         match (&self.issued, &self.fault) {
             (Some(issued), _) if !issued.is_expired(now) => {
@@ -152,7 +152,7 @@ impl Tokens {
         }
     }
 
-    /// What is known of these tokens.
+    /// Returns what is known of these tokens.
     pub(super) fn known(
         &self,
         pod: &Pod,
@@ -177,6 +177,7 @@ impl Tokens {
 }
 
 impl Inner {
+    /// Requests a token, and keeps the answer or the fault. Pods that wait for it are notified.
     async fn fetch(&self, uid: Uid, spec: TokenSpec, account: ObjectKey, body: Value) {
         let accounts = self.client.resource(&ServiceAccount::RESOURCE).subresource("token");
         let answer = accounts.create_for::<Answer>(&account, &body).await;
@@ -209,7 +210,7 @@ fn account(pod: &Pod) -> ObjectKey {
     ObjectKey::new(pod.namespace(), name)
 }
 
-/// The request for a token that is good while the pod exists.
+/// Builds the request for a token that is good while the pod exists.
 fn body(pod: &Pod, spec: &TokenSpec) -> Value {
     let audiences: Vec<&str> =
         Some(spec.audience.as_str()).filter(|audience| !audience.is_empty()).into_iter().collect();

@@ -345,8 +345,8 @@ impl Default for Configuration {
 const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
 
 impl Configuration {
-    /// The most parallel pulls; `None`: no limit.
-    /// Upstream: `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
+    /// Returns the most parallel pulls; `None`: no limit. Upstream:
+    /// `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// One that names the field.
@@ -444,7 +444,7 @@ impl Configuration {
 
 /// Zero stands for the default, where it does. Upstream: `SetDefaults_KubeletConfiguration`.
 impl Configuration {
-    /// In files, but not as flags.
+    /// Replaces zeros by the defaults, as they mean in files, but not as flags.
     fn replace_zeros_of_files(&mut self) {
         let defaults = Configuration::default();
         replace_zero(&mut self.sync_frequency, defaults.sync_frequency);
@@ -547,7 +547,7 @@ pub fn read(files: &Files) -> Result<Loaded, Error> {
     Ok(Loaded { configuration, ignored })
 }
 
-/// The configuration of these fields, with upstream's defaults.
+/// Builds the configuration of these fields, with upstream's defaults.
 fn of(fields: Value) -> Result<Configuration, serde_json::Error> {
     let is_set = |field: &str| fields.get(field).is_some_and(|value| !is_unset(value));
     let [sets_update, sets_report] =
@@ -588,6 +588,8 @@ fn load(file: &str, ignored: &mut BTreeSet<String>) -> Result<Map<String, Value>
     checked(serde_yaml_ng::from_str(&text).map_err(Error::Syntax)?, ignored)
 }
 
+/// Checks the fields of a document, and returns those that are honoured. Those without effect are
+/// added to `ignored`. Errors: a field or value that is unknown or not supported.
 fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String, Value>, Error> {
     let Value::Object(mut fields) = document else { return Err(Error::NotAnObject) };
     let mut text = |field: &str| match fields.remove(field) {
@@ -625,8 +627,8 @@ fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String
     Ok(honoured)
 }
 
-/// Whether a value is that of a field of Go's types that is not set, where zero stands for the default:
-/// no time, no text, no member.
+/// Returns whether a value is that of a field of Go's types that is not set, where zero stands for
+/// the default: no time, no text, no member.
 fn is_unset(value: &Value) -> bool {
     match value {
         Value::String(text) => matches!(text.as_str(), "" | "0s"),

@@ -16,7 +16,7 @@ use kube_controller_manager::task::{self, StopToken};
 use super::Error;
 use crate::options::configuration::{ALWAYS_ALLOW, Configuration};
 
-/// The filter in front of the port's handlers.
+/// Builds the filter in front of the port's handlers.
 ///
 /// # Errors
 /// The file with authorities cannot be used, or a review needs an absent API server.
@@ -153,8 +153,8 @@ fn verb(access: &Access) -> &str {
     }
 }
 
-/// The subresources of the node of which one is needed for a path, which is compared as it was sent:
-/// routes see it so too. The fine one comes first.
+/// Lists the subresources of the node of which one is needed for a path, which is compared as it
+/// was sent: routes see it so too. The fine one comes first.
 fn subresources(path: &str) -> Vec<&'static str> {
     let is = |of: &str| {
         path.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

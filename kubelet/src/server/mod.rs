@@ -190,7 +190,7 @@ impl Drop for Inflight {
     }
 }
 
-/// A label with few values for a path. Upstream: `getMetricBucket`.
+/// Returns a label with few values for a path. Upstream: `getMetricBucket`.
 fn bucket(path: &str) -> &'static str {
     const BUCKETS: [&str; 19] = [
         "attach",

@@ -138,7 +138,7 @@ async fn exchange(request: Request, url: &str) -> Result<hyper::Response<Incomin
     sender.send_request(passed).await.map_err(StreamError::Exchange)
 }
 
-/// The runtime's consent. The copying begins once the client has it.
+/// Answers with the runtime's consent. The copying begins once the client has it.
 fn granted(
     mut answer: hyper::Response<Incoming>,
     upgrade: Upgrade,
