@@ -78,7 +78,7 @@ fn line(about: &ObjectReference, kind: EventType, reason: &str, message: &str) -
     )
 }
 
-/// The reference to a Node. As upstream's, it has no uid.
+/// Builds the reference to a Node. As upstream's, it has no uid.
 fn of_node(name: &str) -> ObjectReference {
     ObjectReference {
         api_version: "v1".into(),

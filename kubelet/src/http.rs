@@ -316,6 +316,8 @@ fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     })
 }
 
+/// Sends one GET request over `stream`, and reads at most `max_bytes` of the answer. Also returns
+/// the answer's `Location`.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     target: &Target,

@@ -178,8 +178,8 @@ pub fn annotations_mut(pod: &mut Pod) -> &mut BTreeMap<String, String> {
     pod.metadata.annotations.get_or_insert_default()
 }
 
-/// The definition of an ephemeral container, without the fields that it cannot have: ports, probes,
-/// hooks, resources and a restart policy. Upstream: `EphemeralContainerCommon`.
+/// Converts an ephemeral container to a plain one, without the fields that it cannot have: ports,
+/// probes, hooks, resources and a restart policy. Upstream: `EphemeralContainerCommon`.
 pub fn of_ephemeral(ephemeral: &core::EphemeralContainer) -> Container {
     let ephemeral = ephemeral.clone();
     Container {
@@ -224,7 +224,7 @@ pub enum ExitAction {
     RestartAllContainers,
 }
 
-/// The action of the first of a container's restart rules that has this exit code.
+/// Returns the action of the first of a container's restart rules that has this exit code.
 /// Upstream: `FindMatchingContainerRestartRule`.
 pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> {
     let rules = container.restart_policy_rules.iter().flatten();
@@ -245,8 +245,8 @@ pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> 
     }
 }
 
-/// Whether a container that ended with this exit code has to run again: by its rules, its own
-/// policy, or the pod's. Upstream: `ContainerShouldRestart`.
+/// Returns whether a container that ended with this exit code has to run again: by its rules, its
+/// own policy, or the pod's. Upstream: `ContainerShouldRestart`.
 pub fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
     if container.restart_policy.is_some() && exit_action(container, exit_code).is_some() {
         return true;
@@ -283,6 +283,8 @@ impl QosClass {
         }
     }
 
+    /// Computes the QoS class of a pod, by the CPU and memory that the whole pod asks for, else by
+    /// those of its containers.
     pub fn of(pod: &Pod) -> QosClass {
         let mut requests: BTreeMap<&str, i64> = BTreeMap::new();
         let mut limits: BTreeMap<&str, i64> = BTreeMap::new();
@@ -323,8 +325,8 @@ pub fn listed(
     quantity(if is_limit { &lists.limits } else { &lists.requests }.as_ref()?, resource)
 }
 
-/// The requests or limits of all containers: init containers run one after the other, beside the
-/// sidecars before them. Upstream: `AggregateContainerRequests`, `AggregateContainerLimits`.
+/// Sums the requests or limits of all containers: init containers run one after the other, beside
+/// the sidecars before them. Upstream: `AggregateContainerRequests`, `AggregateContainerLimits`.
 pub fn of_containers(pod: &Pod, resource: &str, is_limit: bool) -> Quantity {
     let of = |container: &Container| {
         listed(container.resources.as_ref(), resource, is_limit).unwrap_or(Quantity::ZERO)

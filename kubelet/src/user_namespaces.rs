@@ -92,8 +92,8 @@ pub struct HostIds {
 }
 
 impl HostIds {
-    /// The subordinate ids of the user `kubelet`, where the machine has it and `getsubids`; else all
-    /// ids but the first `per_pod`. Runs programs. Upstream: `getKubeletMappings`.
+    /// Finds the subordinate ids of the user `kubelet`, where the machine has it and `getsubids`;
+    /// else returns all ids but the first `per_pod`. Runs programs. Upstream: `getKubeletMappings`.
     ///
     /// # Errors
     /// The program fails, or says what cannot be used.
@@ -207,7 +207,7 @@ impl UserNamespaces {
         Ok(all)
     }
 
-    /// The ids of a pod, whose folder exists: those that it has, or a free range.
+    /// Returns the ids of a pod, whose folder exists: those that it has, or a free range.
     ///
     /// # Errors
     /// All are used, or the pod's file cannot be read or written.
@@ -300,7 +300,8 @@ impl UserNamespaces {
         Ok(Some(*uids))
     }
 
-    /// The file survives a power cut: what the pod has written has these ids.
+    /// Writes the pod's ids to its file, which survives a power cut: what the pod has written has
+    /// these ids.
     fn write(&self, uid: &Uid, mapping: IdMapping) -> Result<(), Error> {
         let path = self.file(uid);
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };

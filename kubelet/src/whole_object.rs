@@ -43,7 +43,7 @@ where
     }
 }
 
-/// What caches read.
+/// Reads the metadata that caches need.
 fn meta(of: &ObjectMeta) -> Result<Meta, String> {
     let version = of.resource_version.as_deref().unwrap_or_default();
     Ok(Meta {

@@ -109,7 +109,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Upstream: `ValidateKubeletConfiguration`.
+    /// Reads from the configuration which cgroups limits are enforced on. Upstream:
+    /// `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// All but those of [`start`].
@@ -165,8 +166,8 @@ pub struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// The limits of all pods together. Without enforcement they are the machine's: the kernel's
-    /// default share of CPU is too low.
+    /// Returns the limits of all pods together. Without enforcement they are the machine's: the
+    /// kernel's default share of CPU is too low.
     fn of_pods(&self, max_pids: Option<i64>) -> Limits {
         let limit = |resource: &str, capacity: Quantity| match self.keys.pods {
             true => self.resources.pod_limit(resource, capacity),

@@ -178,7 +178,8 @@ impl Connection {
         self.call(BUS, "AddMatch", &[Argument::Text(rule)]).map(drop)
     }
 
-    /// The next signal. Signals that came during calls come first. `timeout`: `None` waits for ever.
+    /// Waits for the next signal. Signals that came during calls come first. `timeout`: `None`
+    /// waits for ever.
     ///
     /// # Errors
     /// The connection ends, or nothing comes in time.

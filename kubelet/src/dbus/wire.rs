@@ -191,7 +191,7 @@ impl Encoder {
     }
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument]) -> Vec<u8> {
     let mut body = Encoder::default();
     arguments.iter().for_each(|argument| body.argument(argument));

@@ -65,7 +65,7 @@ impl FolderWatch {
     }
 }
 
-/// The changes that wait in the kernel.
+/// Reads the changes that wait in the kernel.
 fn changes(queue: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(queue, &mut buffer);
@@ -94,7 +94,7 @@ fn is_empty(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|data| data.is_file() && data.len() == 0)
 }
 
-/// The change that an event stands for. Files whose names start with a dot are ignored.
+/// Returns the change that an event stands for. Files whose names start with a dot are ignored.
 fn change(path: &Path, name: Option<&str>, events: ReadFlags) -> Option<Change> {
     let is_self = ReadFlags::DELETE_SELF
         | ReadFlags::MOVE_SELF

@@ -25,7 +25,7 @@ impl Stamp {
         Stamp { seconds: self.seconds.saturating_sub(seconds), ..self }
     }
 
-    /// A time as RFC 3339 has it; `None`: it is malformed.
+    /// Parses a time as RFC 3339 has it; `None`: it is malformed.
     pub fn parse(text: &[u8]) -> Option<Stamp> {
         let number = |from: usize, to: usize| -> Option<i64> {
             text.get(from..to)?.iter().try_fold(0, |sum, byte| {
@@ -59,7 +59,7 @@ impl Stamp {
     }
 }
 
-/// The nanoseconds after the seconds of a time, and where they end.
+/// Parses the nanoseconds after the seconds of a time, and returns where they end.
 fn fraction(text: &[u8]) -> Option<(u32, usize)> {
     const AT: usize = 19;
     if text.get(AT) != Some(&b'.') {
@@ -187,6 +187,8 @@ impl Decoder {
         Ok(())
     }
 
+    /// Takes the head of a line from the input, and returns what follows it. A head that is cut off
+    /// is kept for the next input.
     fn take_head<'a>(
         &mut self,
         input: &'a [u8],
@@ -243,6 +245,8 @@ impl Decoder {
         self.state = State::Text { is_shown, is_partial: head.is_partial, is_empty: true };
     }
 
+    /// Takes the text of a line from the input, shows it if its stream is asked for, and returns
+    /// what follows it.
     fn take_text<'a>(
         &mut self,
         input: &'a [u8],
@@ -283,7 +287,7 @@ impl Decoder {
     }
 }
 
-/// The head of a line; `line` may end before or after it.
+/// Parses the head of a line; `line` may end before or after it.
 fn parse(line: &[u8]) -> Parsed<'_> {
     let (mut ends, mut found) = ([0; 3], 0);
     let window = &line[..line.len().min(MAX_HEAD)];

@@ -135,8 +135,8 @@ impl LogReader {
         Ok(LogReader { reading: Some(reading.await?), log, follow })
     }
 
-    /// The next part that is shown; `None`: there is no more. Not to be asked again after an error,
-    /// or when the future was dropped half-way.
+    /// Reads the next part that is shown; `None`: there is no more. Not to be asked again after an
+    /// error, or when the future was dropped half-way.
     pub async fn next(&mut self) -> Option<Result<Vec<u8>, Error>> {
         loop {
             let mut reading = self.reading.take()?;
@@ -168,7 +168,7 @@ impl LogReader {
         }
     }
 
-    /// At the end of the file: waits until there may be more; false: there will be no more.
+    /// Waits at the end of the file until there may be more; false: there will be no more.
     async fn wait(&mut self) -> Result<bool, Error> {
         let (Some(follow), Some(reading)) = (&mut self.follow, &mut self.reading) else {
             return Ok(false);
@@ -229,7 +229,7 @@ enum Change {
     Replaced(File),
 }
 
-/// What has happened to the name of a log that is read to its end.
+/// Finds out what has happened to the name of a log that is read to its end.
 async fn replacement(log: &LogFile, reading: &Reading) -> Change {
     let (log, position) = (log.clone(), reading.position);
     let Ok(own) = reading.file.metadata() else { return Change::None };
@@ -299,7 +299,7 @@ impl Reading {
     }
 }
 
-/// Where the last lines of a file begin. A line without its end does not count. Blocks.
+/// Finds where the last lines of a file begin. A line without its end does not count. Blocks.
 /// Upstream: `findTailLineStartIndex`.
 fn tail_start(file: &File, lines: u64) -> io::Result<u64> {
     let (mut end, mut block) = (file.metadata()?.len(), vec![0; BLOCK]);

@@ -98,7 +98,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// `changed` gets the pods whose results have changed.
+    /// Creates the probes of no containers yet. `changed` gets the pods whose results have changed.
     pub fn new(
         runtime: RuntimeService,
         folders: Folders,
@@ -172,8 +172,8 @@ impl Probes {
         }
     }
 
-    /// What an agent before this one has saved. Where it has saved nothing (as other agents do), it
-    /// is what the API server has from it.
+    /// Reads what an agent before this one has saved. Where it has saved nothing (as other agents
+    /// do), it is what the API server has from it.
     async fn saved(&self, pod: &Pod) -> BTreeMap<String, SavedResults> {
         let mut saved = results::reported(pod);
         let file = self.folders.probes_file(&pod.uid());

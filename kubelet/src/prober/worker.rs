@@ -23,7 +23,8 @@ struct Streak {
 }
 
 impl Streak {
-    /// The result that a probe's outcome establishes. Upstream: `worker.doProbe`.
+    /// Counts a probe's outcome, and returns the result that it establishes. Upstream:
+    /// `worker.doProbe`.
     fn observe(&mut self, is_success: bool, probe: &core::Probe) -> Option<bool> {
         if self.last == Some(is_success) {
             self.count = self.count.saturating_add(1);
@@ -131,7 +132,8 @@ impl Worker {
             && self.probes.result(&self.id, Kind::Startup) != Some(true)
     }
 
-    /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
+    /// Probes once; a probe that has no result is repeated at once. Upstream:
+    /// `runProbeWithRetries`.
     async fn probe_once(&self) -> Result<(), Fault> {
         let mut outcome = self.attempt().await;
         for _ in 1..MAX_PROBE_RETRIES {

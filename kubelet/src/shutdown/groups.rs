@@ -19,7 +19,8 @@ pub struct Group {
     pub grace: i64,
 }
 
-/// The groups by rising priority; empty: pods are not ended when the node shuts down.
+/// Reads the groups of pods from the configuration, by rising priority; empty: pods are not ended
+/// when the node shuts down.
 ///
 /// # Errors
 /// One that names the fields.
@@ -64,7 +65,7 @@ pub fn total(groups: &[Group]) -> Duration {
     Duration::from_secs(seconds.fold(0, u64::saturating_add))
 }
 
-/// The pods of each group. Those below the first are in the first.
+/// Splits pods into the groups by their priority. Those below the first are in the first.
 pub fn split(groups: &[Group], pods: Vec<Arc<Pod>>) -> Vec<(Group, Vec<Arc<Pod>>)> {
     let mut split: Vec<(Group, Vec<Arc<Pod>>)> =
         groups.iter().map(|group| (*group, Vec::new())).collect();

@@ -241,7 +241,8 @@ impl Shutdown {
         }
     }
 
-    /// Upstream: `processShutdownEvent`, `killPods`.
+    /// Ends all pods, one group after the other, each within its grace period. Upstream:
+    /// `processShutdownEvent`, `killPods`.
     async fn end_pods(&self) {
         let mut state = State { start_time: Some(self.clock.now()), end_time: None };
         self.keep(&state);
