@@ -38,12 +38,12 @@ impl User {
         }
     }
 
-    /// The API server itself.
+    /// Returns the API server itself.
     pub fn server() -> User {
         User::new("system:apiserver", &["system:masters"])
     }
 
-    /// The part of the API server that reads other servers' APIs.
+    /// Returns the part of the API server that reads other servers' APIs.
     pub fn aggregator() -> User {
         User::new("system:kube-aggregator", &["system:masters"])
     }

@@ -84,12 +84,12 @@ impl Cluster {
         self.clock.clone()
     }
 
-    /// The kubeconfig of the administrator.
+    /// Returns the kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.sandbox.kubeconfig()
     }
 
-    /// The kubeconfig of a controller manager, with its default rights.
+    /// Returns the kubeconfig of a controller manager, with its default rights.
     pub fn manager_kubeconfig(&self) -> PathBuf {
         self.manager_kubeconfig.clone()
     }
@@ -155,7 +155,7 @@ impl Manager {
         self.child.id()
     }
 
-    /// The exit status, if it has ended.
+    /// Returns the exit status, if it has ended.
     pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }

@@ -52,12 +52,12 @@ impl DebugProxy {
         Ok(DebugProxy { server, stop, secret, port, files: files.clone() })
     }
 
-    /// The address of a debug page, for a browser.
+    /// Returns the address of a debug page, for a browser.
     pub fn page(&self, name: &str) -> String {
         format!("http://{}/{}{BELOW}{name}", self.server.address(), self.secret)
     }
 
-    /// The flags with which a manager serves this proxy.
+    /// Returns the flags with which a manager serves this proxy.
     pub fn manager_flags(&self) -> Vec<String> {
         vec![
             format!("--secure-port={}", self.port),

@@ -180,7 +180,7 @@ async fn watch(
     Ok(())
 }
 
-/// The objects of the YAML documents in `text`, which errors call `name`.
+/// Returns the objects of the YAML documents in `text`, which errors call `name`.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
     let documents = serde_yaml_ng::Deserializer::from_str(text);
     let objects = documents

@@ -27,14 +27,14 @@ pub fn not_found(resource: &ResourceType, name: &str) -> ApiError {
     with_details(error, resource, name)
 }
 
-/// The error for a path that is not served; the answer is plain text.
+/// Returns the error for a path that is not served; the answer is plain text.
 pub fn no_such_path() -> ApiError {
     let mut error = no_such_resource();
     error.details = json!({ "path": true });
     error
 }
 
-/// The error for an unknown kind, version or subresource of a served group.
+/// Returns the error for an unknown kind, version or subresource of a served group.
 pub fn no_such_resource() -> ApiError {
     let mut error =
         ApiError::new(404, "NotFound", "the server could not find the requested resource");
@@ -52,7 +52,7 @@ pub fn conflict(resource: &ResourceType, name: &str, why: &str) -> ApiError {
     with_details(ApiError::new(409, "Conflict", message), resource, name)
 }
 
-/// The conflict of a write that read an older version.
+/// Returns the conflict of a write that read an older version.
 pub fn modified(resource: &ResourceType, name: &str) -> ApiError {
     conflict(
         resource,
@@ -108,7 +108,7 @@ pub fn internal(message: impl std::fmt::Display) -> ApiError {
     error
 }
 
-/// The error for a request for a version that has not been written yet. Upstream:
+/// Returns the error for a request for a version that has not been written yet. Upstream:
 /// `storage.NewTooLargeResourceVersionError`.
 pub fn too_large(wanted: u64, current: u64) -> ApiError {
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");

@@ -75,8 +75,8 @@ impl Forwarder {
         Ok(Forwarder { address, tls: Arc::new(config).into(), idle: Mutex::default() })
     }
 
-    /// A handler that passes requests on, each with the credentials that it has. While the server
-    /// is gone, connections are cut.
+    /// Returns a handler that passes requests on, each with the credentials that it has. While the
+    /// server is gone, connections are cut.
     pub fn handler(self: Arc<Self>, faults: &Arc<Faults>, clock: &SharedClock) -> Handler {
         let (faults, clock) = (faults.clone(), clock.clone());
         Arc::new(move |request| {

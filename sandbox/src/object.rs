@@ -72,8 +72,8 @@ pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> 
     added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
 }
 
-/// Whether two objects are equal without metadata and status. A change of the rest increases the
-/// generation.
+/// Returns whether two objects are equal without metadata and status. A change of the rest
+/// increases the generation.
 pub fn same_content(a: &Value, b: &Value) -> bool {
     let content = |object: &Value| {
         let mut map = object.as_object().cloned().unwrap_or_default();

@@ -223,12 +223,12 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// The API, for use within the process.
+    /// Returns the API, for use within the process.
     pub fn api(&self) -> &Arc<Api> {
         &self.api
     }
 
-    /// The requests of each program so far.
+    /// Returns the requests of each program so far.
     pub fn traffic(&self) -> &Traffic {
         &self.traffic
     }
@@ -258,7 +258,7 @@ impl Sandbox {
         Ok(address)
     }
 
-    /// The administrator's kubeconfig file.
+    /// Returns the administrator's kubeconfig file.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
     }

@@ -33,7 +33,7 @@ fn account_name(pod: &Value) -> &str {
     }
 }
 
-/// Whether objects of this kind need an account: pods, where accounts are served.
+/// Returns whether objects of this kind need an account: pods, where accounts are served.
 pub fn is_needed(registry: &Registry, kind: &Kind) -> bool {
     is_pod(kind) && registry.find("", "v1", ACCOUNTS).is_some()
 }

@@ -46,7 +46,7 @@ pub fn prioritize(store: &Store, kind: &Kind, pod: &mut Value) -> ApiResult<()> 
     Ok(())
 }
 
-/// The default class for pods that name none; of several defaults, the lowest.
+/// Returns the default class for pods that name none; of several defaults, the lowest.
 fn default_class(store: &Store) -> Option<Arc<Stored>> {
     let keep = |class: &Stored| class.value["globalDefault"] == true;
     let page = store.list(PRIORITY_CLASSES, "", None, usize::MAX, None, &keep).ok()?;

@@ -19,8 +19,8 @@ pub const QUOTAS: &str = "resourcequotas";
 const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
-/// The quotas of the call's namespace that an object is charged to. `before`: the object before an
-/// update; quotas that counted it then are left out.
+/// Returns the quotas of the call's namespace that an object is charged to. `before`: the object
+/// before an update; quotas that counted it then are left out.
 pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Stored>> {
     if call.namespace.is_empty() {
         return Vec::new();
@@ -31,7 +31,8 @@ pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Sto
     page.map(|page| page.items).unwrap_or_default()
 }
 
-/// Whether an update brings a pod into the scope of other quotas. Upstream: `podEvaluator.Handles`.
+/// Returns whether an update brings a pod into the scope of other quotas. Upstream:
+/// `podEvaluator.Handles`.
 pub fn changes_scope(kind: &Kind, new: &Value, old: &Value) -> bool {
     let ends =
         |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);

@@ -140,7 +140,8 @@ fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
 
-/// Whether the pod sets resources for itself as a whole. Upstream: `IsPodLevelResourcesSet`.
+/// Returns whether the pod sets resources for itself as a whole. Upstream:
+/// `IsPodLevelResourcesSet`.
 pub fn has_pod_resources(pod: &Value) -> bool {
     ["requests", "limits"].into_iter().any(|part| {
         amounts(&pod["spec"]["resources"][part]).iter().any(|(name, _)| is_pod_level(name))

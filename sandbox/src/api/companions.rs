@@ -27,7 +27,7 @@ fn addresses(service: Option<&Value>) -> Vec<&str> {
     all.iter().filter_map(Value::as_str).filter(|address| *address != "None").collect()
 }
 
-/// The status of an APIService that this server serves.
+/// Returns the status of an APIService that this server serves.
 pub fn local_status(now: &str) -> Value {
     json!({ "conditions": [{
         "type": "Available", "status": "True", "reason": "Local",

@@ -40,14 +40,14 @@ impl Api {
         self.connected(path).map(Behind::Subresource)
     }
 
-    /// The APIServices of other servers.
+    /// Returns the APIServices of other servers.
     pub fn delegating(&self) -> Vec<Arc<Stored>> {
         let other = |service: &Stored| is_delegating(&service.value);
         let page = self.store.list(API_SERVICES, "", None, usize::MAX, None, &other);
         page.map(|page| page.items).unwrap_or_default()
     }
 
-    /// The resource of a path that is passed on.
+    /// Returns the resource of a path that is passed on.
     fn connected(&self, path: &str) -> Option<ResourcePath> {
         let further = || ResourcePath::asked(path).filter(|at| at.subresource == "proxy");
         let at = ResourcePath::parse(path).or_else(further)?;
@@ -88,7 +88,7 @@ fn is_delegating(service: &Value) -> bool {
     service["spec"]["service"].is_object()
 }
 
-/// The path after the subresource, still encoded; `None` if there is not even a slash.
+/// Returns the path after the subresource, still encoded; `None` if there is not even a slash.
 fn rest<'a>(at: &ResourcePath, path: &'a str) -> Option<&'a str> {
     let before = if at.namespace.is_empty() { 6 } else { 8 };
     path.splitn(before + 1, '/').nth(before)

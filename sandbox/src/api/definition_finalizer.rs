@@ -42,7 +42,7 @@ pub fn marked_for_deletion(definition: &Value, now: &str) -> Value {
 }
 
 impl Api {
-    /// The definition of that name, if it is being deleted and still has its finalizer.
+    /// Returns the definition of that name, if it is being deleted and still has its finalizer.
     fn terminating_definition(&self, name: &str) -> Option<Arc<Stored>> {
         let found = self.store.get(&format!("{DEFINITIONS}.{GROUP}"), name)?;
         let waits = list(&found.value, "/metadata/finalizers").iter().any(|f| f == FINALIZER);

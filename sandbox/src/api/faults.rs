@@ -72,7 +72,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// What the caller of a served request gets.
+    /// Returns what the caller of a served request gets.
     pub(crate) fn after(self, response: Response) -> Response {
         match self {
             Fault::LoseAnswer => Response::abort(),
@@ -193,7 +193,7 @@ impl Faults {
         });
     }
 
-    /// How many times [`Self::clear`] was called.
+    /// Returns how many times [`Self::clear`] was called.
     pub(crate) fn clears(&self) -> u64 {
         self.lock().clears
     }
@@ -249,7 +249,7 @@ impl Faults {
         self.lock().repeat_events
     }
 
-    /// The number of planned faults that have not occurred yet.
+    /// Returns the number of planned faults that have not occurred yet.
     pub fn pending(&self) -> Vec<Target> {
         self.lock().plans.iter().map(|plan| plan.target.clone()).collect()
     }
@@ -269,14 +269,14 @@ impl Faults {
         self.change(|state| state.epoch.bookmark += 1);
     }
 
-    /// The number of requests so far that match verb and resource, failed ones included.
+    /// Returns the number of requests so far that match verb and resource, failed ones included.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         let target = Target::new(verb, resource);
         let state = self.lock();
         state.counts.iter().filter(|((v, r), _)| target.matches(v, r)).map(|(_, n)| n).sum()
     }
 
-    /// Every counter: verb and resource, with its number.
+    /// Returns every counter: verb and resource, with its number.
     pub fn counts(&self) -> BTreeMap<(String, String), u64> {
         self.lock().counts.clone()
     }
@@ -302,12 +302,12 @@ impl Faults {
         self.lock().allowances.insert(program.to_owned(), allowance);
     }
 
-    /// The number of writes that the program has made since [`Self::allow_writes`].
+    /// Returns the number of writes that the program has made since [`Self::allow_writes`].
     pub fn writes(&self, program: &str) -> usize {
         self.lock().allowances.get(program).map_or(0, |allowance| allowance.made)
     }
 
-    /// Whether the program has made more writes than it may.
+    /// Returns whether the program has made more writes than it may.
     pub fn has_died(&self, program: &str) -> bool {
         self.lock().allowances.get(program).is_some_and(|allowance| allowance.is_over)
     }

@@ -414,7 +414,7 @@ fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
     Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
 }
 
-/// The warning in every answer about a deprecated kind. Upstream: `WarningsOnCreate` and
+/// Returns the warning in every answer about a deprecated kind. Upstream: `WarningsOnCreate` and
 /// `APILifecycleDeprecated`.
 fn deprecated(kind: &Kind) -> Option<&'static str> {
     match (&*kind.resource.group, &*kind.resource.plural) {

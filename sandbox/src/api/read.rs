@@ -56,7 +56,7 @@ impl serde::Serialize for Untyped<'_> {
     }
 }
 
-/// The object that the columns of a kind read: a view is printed in its own form.
+/// Returns the object that the columns of a kind read: a view is printed in its own form.
 fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
 }
@@ -78,7 +78,7 @@ fn object_message(call: &Call, stored: &Stored) -> Bytes {
     }
 }
 
-/// The `apiVersion` and kind in which a call shows objects.
+/// Returns the `apiVersion` and kind in which a call shows objects.
 fn message_kind(call: &Call) -> (String, &str) {
     match call.form {
         Form::Partial => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata"),
@@ -106,7 +106,7 @@ pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
     value.unwrap_or_default().into()
 }
 
-/// The objects in the rows of a Table.
+/// Returns the objects in the rows of a Table.
 fn included(call: &Call) -> IncludeObject {
     IncludeObject::parse(call.query.get("includeObject")).unwrap_or_default()
 }
@@ -129,7 +129,7 @@ pub fn encode_continue(version: i64, after: &str) -> String {
     )
 }
 
-/// The version (negative: the newest) and the last key of the page before.
+/// Returns the version (negative: the newest) and the last key of the page before.
 pub fn decode_continue(token: &str) -> ApiResult<(i64, String)> {
     let fault = || failures::bad_request("continue key is not valid: it can't be decoded");
     let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|_| fault())?;
@@ -181,7 +181,7 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// The answer with one object.
+    /// Returns the answer with one object.
     pub fn one(&self, status: u16, call: &Call, stored: &Stored) -> Response {
         let bytes = object_bytes(call, stored, self.clock.now().as_secs());
         Response::new(status, call.encoding.media_type(), bytes)

@@ -49,7 +49,8 @@ pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
     )))
 }
 
-/// Whether an update creates an object that does not exist. Upstream: `AllowCreateOnUpdate`.
+/// Returns whether an update creates an object that does not exist. Upstream:
+/// `AllowCreateOnUpdate`.
 pub fn allows_create_on_update(kind: &Kind) -> bool {
     match &*kind.resource.group {
         "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
@@ -143,7 +144,7 @@ pub fn finalized_by_kubernetes(namespace: &mut Value) {
     namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
 }
 
-/// Whether an update removes the object: it is being deleted and has no finalizers left.
+/// Returns whether an update removes the object: it is being deleted and has no finalizers left.
 /// Upstream: `ShouldDeleteDuringUpdate`.
 pub fn is_removed_by_update(kind: &Kind, object: &Value) -> bool {
     let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();

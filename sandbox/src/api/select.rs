@@ -63,7 +63,7 @@ impl Selection {
             .find(|path| (self.field)(&Value::Object(serde_json::Map::new()), path).is_none())
     }
 
-    /// The one name that can match. Upstream: `fields.RequiresExactMatch("metadata.name")`.
+    /// Returns the one name that can match. Upstream: `fields.RequiresExactMatch("metadata.name")`.
     pub fn name(&self) -> Option<&str> {
         self.fields
             .iter()
@@ -101,7 +101,7 @@ impl Selection {
     }
 }
 
-/// The only name that a field selector can match.
+/// Returns the only name that a field selector can match.
 pub fn exact_name(fields: &str) -> Option<String> {
     let terms = split_terms(fields);
     let term = terms.iter().filter_map(|term| parse_term(term));

@@ -188,7 +188,7 @@ impl Api {
         Err(failures::already_exists(&kind.resource, &attempt))
     }
 
-    /// Whether an object of this kind needs its service account.
+    /// Returns whether an object of this kind needs its service account.
     pub fn needs_account(&self, kind: &Kind) -> bool {
         self.service_accounts && accounts::is_needed(&self.registry, kind)
     }
@@ -455,7 +455,7 @@ impl Api {
     }
 }
 
-/// An object that is not stored: a dry run's answer.
+/// Returns an object that is not stored: a dry run's answer.
 fn unversioned(object: Value) -> Stored {
     let mut stored = Stored::new(object.clone(), 0);
     stored.bytes = serde_json::to_vec(&object).unwrap_or_default().into();
@@ -463,7 +463,7 @@ fn unversioned(object: Value) -> Stored {
     stored
 }
 
-/// The subresource of that name, when the kind has it.
+/// Returns the subresource of that name, when the kind has it.
 pub fn has(kind: &Kind, wanted: &str) -> Option<Subresource> {
     kind.subresources.iter().find(|sub| sub.name() == wanted).cloned()
 }

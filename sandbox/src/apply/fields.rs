@@ -96,7 +96,7 @@ impl Fields {
         Value::Object(fields)
     }
 
-    /// The paths as errors name them: `.spec.containers[name="a"].image`.
+    /// Returns the paths as errors name them: `.spec.containers[name="a"].image`.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect("", &mut paths);

@@ -17,7 +17,7 @@ use kube_controller_manager::objects::Timestamp;
 pub const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// A date as labels have it: `2026-11-25`.
+/// Returns a date as labels have it: `2026-11-25`.
 pub fn date(time: Timestamp) -> String {
     time.to_jiff().strftime("%Y-%m-%d").to_string()
 }

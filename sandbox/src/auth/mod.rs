@@ -52,7 +52,7 @@ impl Auth {
         Auth { signer: Some(signer), clients: Some(clients), ..Auth::default() }
     }
 
-    /// A new token for `user`.
+    /// Returns a new token for `user`.
     pub fn issue(&self, user: User, audiences: Vec<String>, expires: Option<Timestamp>) -> String {
         let token = random_text();
         self.keep(token, Token { user, audiences, expires })
@@ -102,7 +102,7 @@ impl Auth {
         tokens.retain(|_, token| token.user.name != user);
     }
 
-    /// The user and audiences of a token that is valid.
+    /// Returns the user and audiences of a token that is valid.
     pub fn token(&self, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
         let tokens = self.tokens.lock();
         let token = tokens.get(token)?;
@@ -143,15 +143,17 @@ impl Auth {
     }
 }
 
-/// The token of an `Authorization` header that has one. Upstream: `bearertoken.Authenticator`.
+/// Returns the token of an `Authorization` header that has one. Upstream:
+/// `bearertoken.Authenticator`.
 fn bearer(header: &str) -> Option<&str> {
     let mut words = header.trim().split(' ');
     let is_bearer = words.next().is_some_and(|word| word.eq_ignore_ascii_case("bearer"));
     words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
-/// Those of `wanted` for which a token with `audiences` is valid; it is not if there are none. The
-/// API server is the audience of a token without any, and is wanted where `wanted` is empty.
+/// Returns those of `wanted` for which a token with `audiences` is valid; it is not if there are
+/// none. The API server is the audience of a token without any, and is wanted where `wanted` is
+/// empty.
 pub fn valid_audiences(audiences: &[String], wanted: &[String]) -> Vec<String> {
     let or_api_server = |list: &[String]| match list {
         [] => vec![ISSUER.to_owned()],

@@ -4,7 +4,7 @@ use super::authorizer::{self, Authorize};
 use super::value::Value;
 use super::{Result, formats, kubernetes, lists, net, operators, strings, times};
 
-/// Whether `name` is a prefix of function names, as `sets` in `sets.contains`.
+/// Returns whether `name` is a prefix of function names, as `sets` in `sets.contains`.
 pub fn is_namespace(name: &str) -> bool {
     matches!(name, "optional" | "sets" | "lists" | "strings" | "ip" | "format" | "cel")
 }

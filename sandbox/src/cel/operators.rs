@@ -14,7 +14,7 @@ fn no_overload<T>() -> Result<T> {
     Err(NO_OVERLOAD.to_owned())
 }
 
-/// The field of a value; `None` when it is absent. Errors: the value has no fields.
+/// Returns the field of a value; `None` when it is absent. Errors: the value has no fields.
 pub fn field(of: &Value, name: &str) -> Result<Option<Value>> {
     match of {
         Value::Map(members) => Ok(members.get(&Key::String(name.into())).cloned()),

@@ -94,7 +94,7 @@ fn find_all(text: &str, pattern: &str, limit: i64) -> Result<Value> {
     Ok(Value::list(found.collect()))
 }
 
-/// The bytes from one character to another. `None`: there are fewer.
+/// Returns the bytes from one character to another. `None`: there are fewer.
 fn char_range(text: &str, from: i64, to: i64) -> Option<(usize, usize)> {
     let at = |index: i64| {
         let index = usize::try_from(index).ok()?;
@@ -155,7 +155,7 @@ fn join(items: &[Value], separator: &str) -> Result<Value> {
     }
 }
 
-/// Whether `count` copies of a text of this length are too long.
+/// Returns whether `count` copies of a text of this length are too long.
 fn is_long(copies: usize, length: usize) -> bool {
     copies.saturating_mul(length) > LONGEST_TEXT
 }

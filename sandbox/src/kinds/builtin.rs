@@ -117,7 +117,7 @@ impl Kind {
     }
 }
 
-/// All built-in kinds, in the order in which discovery shows them within each group.
+/// Returns all built-in kinds, in the order in which discovery shows them within each group.
 pub fn builtin() -> Vec<Kind> {
     let mut kinds = core_kinds();
     kinds.extend(workload_kinds());

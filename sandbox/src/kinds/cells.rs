@@ -7,7 +7,7 @@ use super::quantity;
 use crate::kinds::human_duration;
 use kube_controller_manager::objects::Timestamp;
 
-/// The text at a pointer, or `other` when absent.
+/// Returns the text at a pointer, or `other` when absent.
 pub fn or<'a>(object: &'a Value, pointer: &str, other: &'a str) -> &'a str {
     match text(object, pointer) {
         "" => other,
@@ -19,7 +19,7 @@ fn seconds(object: &Value, pointer: &str) -> Option<i64> {
     text(object, pointer).parse::<Timestamp>().ok().map(Timestamp::as_secs)
 }
 
-/// The age of a time in the object. Upstream: `translateTimestampSince`.
+/// Returns the age of a time in the object. Upstream: `translateTimestampSince`.
 pub fn since(object: &Value, pointer: &str, now: i64) -> String {
     seconds(object, pointer)
         .map_or_else(|| "<unknown>".to_owned(), |then| human_duration(now - then))
@@ -29,7 +29,7 @@ pub fn age(object: &Value, now: i64) -> String {
     since(object, "/metadata/creationTimestamp", now)
 }
 
-/// The first three, and the number of the others.
+/// Returns the first three, and the number of the others.
 fn with_more(mut items: Vec<String>, max: usize) -> String {
     let left = items.len().saturating_sub(max);
     items.truncate(max);
@@ -63,7 +63,7 @@ pub fn selector(object: &Value, pointer: &str) -> String {
     }
 }
 
-/// A member of each container, joined. `spec` points to the pod spec.
+/// Returns a member of each container, joined. `spec` points to the pod spec.
 pub fn containers(object: &Value, spec: &str, member: &str) -> String {
     let containers = list(object, &format!("{spec}/containers"));
     containers.iter().map(|container| text(container, member)).collect::<Vec<_>>().join(",")
@@ -428,7 +428,7 @@ pub fn access_modes(object: &Value, pointer: &str) -> String {
     held.map(|(_, short)| *short).collect::<Vec<_>>().join(",")
 }
 
-/// The storage class: the old annotation takes precedence over the field.
+/// Returns the storage class: the old annotation takes precedence over the field.
 pub fn storage_class(object: &Value) -> &str {
     let annotation = "/metadata/annotations/volume.beta.kubernetes.io~1storage-class";
     or(object, annotation, text(object, "/spec/storageClassName"))
@@ -503,7 +503,7 @@ fn hpa_target(metric: &Value, status: &Value) -> String {
     format!("{prefix}{}/{}", percent(current, "<unknown>"), percent(wanted, "<auto>"))
 }
 
-/// Whether a PodCertificateRequest is answered, and how.
+/// Returns whether a PodCertificateRequest is answered, and how.
 pub fn pod_request_state(request: &Value) -> &str {
     let conditions = list(request, "/status/conditions").iter().rev();
     let mut states = conditions.map(|condition| text(condition, "/type"));
@@ -540,7 +540,7 @@ pub fn controller(object: &Value) -> String {
     }
 }
 
-/// The subjects of one kind of a binding.
+/// Returns the subjects of one kind of a binding.
 pub fn subjects(binding: &Value, kind: &str) -> String {
     let of_kind = list(binding, "/subjects").iter().filter(|s| text(s, "/kind") == kind);
     let names = of_kind.map(|subject| match text(subject, "/namespace") {

@@ -13,8 +13,8 @@ use crate::kinds::human_duration;
 use crate::status::Cause;
 use kube_controller_manager::objects::{ResourceType, Timestamp};
 
-/// The kinds that a CustomResourceDefinition defines, one for each served version; or why it is
-/// not valid.
+/// Returns the kinds that a CustomResourceDefinition defines, one for each served version; or why
+/// it is not valid.
 pub fn from_crd(crd: &Value) -> Result<Vec<Kind>, Vec<Cause>> {
     let faults = check(crd);
     if !faults.is_empty() {
@@ -311,7 +311,7 @@ impl JsonPath {
         JsonPath(steps)
     }
 
-    /// Every value the path leads to.
+    /// Returns every value the path leads to.
     pub fn find<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
         walk(&self.0, root)
     }

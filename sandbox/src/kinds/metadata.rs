@@ -59,7 +59,7 @@ fn is_word(text: &str) -> bool {
         && edge(text.chars().next_back())
 }
 
-/// The fault of `name` as a DNS-1123 label, if any. Upstream: `IsDNS1123Label`.
+/// Returns the fault of `name` as a DNS-1123 label, if any. Upstream: `IsDNS1123Label`.
 pub fn dns1123_label_fault(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 characters".to_owned());

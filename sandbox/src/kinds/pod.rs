@@ -83,7 +83,7 @@ fn default_http(http: &mut Value) {
     fill(http, "scheme", "HTTP");
 }
 
-/// Whether an image has the tag `latest`, or neither tag nor digest.
+/// Returns whether an image has the tag `latest`, or neither tag nor digest.
 fn takes_latest(image: &str) -> bool {
     if image.contains('@') {
         return false;
@@ -222,7 +222,7 @@ pub(super) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-/// The grace period of a pod, one second at least for a running one.
+/// Returns the grace period of a pod, one second at least for a running one.
 pub fn grace(pod: &Value) -> Option<i64> {
     // No kubelet would end a pod without a node, or one that has ended.
     if text(pod, "/spec/nodeName").is_empty()

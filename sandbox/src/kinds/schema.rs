@@ -13,7 +13,7 @@ pub(super) fn additional(schema: &Value) -> Option<&Value> {
     schema.get("additionalProperties").filter(|value| value.is_object())
 }
 
-/// Whether `key` is a standard member of a resource, which the schema does not describe.
+/// Returns whether `key` is a standard member of a resource, which the schema does not describe.
 pub(super) fn is_own(resource: bool, key: &str) -> bool {
     resource && matches!(key, "apiVersion" | "kind" | "metadata")
 }

@@ -19,14 +19,14 @@ const RULES: &str = "x-kubernetes-validations";
 /// `MaxEvaluatedMessageExpressionSizeBytes`.
 const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 
-/// Whether a rule is in the schema or below it.
+/// Returns whether a rule is in the schema or below it.
 pub fn any(schema: &Value) -> bool {
     schema.get(RULES).is_some()
         || members(schema, "/properties").any(|(_, below)| any(below))
         || ["items", "additionalProperties"].iter().filter_map(|key| schema.get(key)).any(any)
 }
 
-/// The faults that rules find in an object. `old`: the object before an update.
+/// Returns the faults that rules find in an object. `old`: the object before an update.
 pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let found = on_deep_stack(|| {
         let mut faults = Vec::new();
@@ -93,7 +93,7 @@ fn check_at(
     }
 }
 
-/// The item of the old list with the keys of `item`; lists of other types have none.
+/// Returns the item of the old list with the keys of `item`; lists of other types have none.
 fn same_item<'a>(schema: &Value, old: &'a Value, item: &Value) -> Option<&'a Value> {
     if text(schema, "/x-kubernetes-list-type") != "map" {
         return None;
@@ -247,7 +247,7 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
     }
 }
 
-/// A member of a resource as rules see it: of the metadata only the names.
+/// Returns a member of a resource as rules see it: of the metadata only the names.
 fn own(name: &str, value: &Value) -> cel::Value {
     if name != "metadata" {
         return value.into();

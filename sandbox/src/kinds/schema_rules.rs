@@ -18,7 +18,7 @@ pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> 
     faults
 }
 
-/// A fault that belongs to no field.
+/// Returns a fault that belongs to no field.
 fn of_no_field(detail: &str) -> Cause {
     invalid("<nil>", &"".into(), detail)
 }

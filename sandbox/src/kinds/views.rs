@@ -60,7 +60,7 @@ fn write_event(mut event: Value) -> Value {
     event
 }
 
-/// The fields that events.k8s.io selects by, looked up in the stored form.
+/// Returns the fields that events.k8s.io selects by, looked up in the stored form.
 pub fn event_field(event: &Value, path: &str) -> Option<String> {
     let path = match path.split_once('.') {
         Some(("regarding", rest)) => format!("involvedObject.{rest}"),

@@ -17,8 +17,8 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// The standard output. It is live if a person can answer it: both it and the standard input
-    /// are a terminal.
+    /// Returns the standard output. It is live if a person can answer it: both it and the standard
+    /// input are a terminal.
     pub fn stdout() -> Screen {
         let live = io::stdout().is_terminal() && io::stdin().is_terminal();
         Screen { live, ..Screen::plain(io::stdout()) }

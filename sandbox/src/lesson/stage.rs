@@ -219,7 +219,7 @@ impl Stage {
         self.cluster.sandbox.faults().clear();
     }
 
-    /// The name of the Deployment's ReplicaSet, and of one of its pods.
+    /// Returns the name of the Deployment's ReplicaSet, and of one of its pods.
     pub async fn replica_set_and_pod(&self) -> Result<(String, String)> {
         let first = async |resource: ResourceType| -> Result<String> {
             let all = self.list(&resource).await?;

@@ -32,13 +32,13 @@ impl Line {
         })
     }
 
-    /// The spans that caused this one.
+    /// Returns the spans that caused this one.
     fn causes(&self) -> impl Iterator<Item = u64> {
         let by = self.rest.split(' ').find_map(|word| word.strip_prefix("by="));
         by.into_iter().flat_map(|by| by.split(',')).filter_map(|span| span.parse().ok())
     }
 
-    /// The value of `name=` in the rest of the line.
+    /// Returns the value of `name=` in the rest of the line.
     pub fn field(&self, name: &str) -> Option<&str> {
         let fields = self.rest.split(' ').filter_map(|word| word.split_once('='));
         fields.into_iter().find(|(field, _)| *field == name).map(|(_, value)| value)
@@ -84,7 +84,7 @@ impl Find {
         self
     }
 
-    /// The condition in words, for errors.
+    /// Returns the condition in words, for errors.
     pub fn describe(&self) -> String {
         let span = self.span.map(|span| format!(" in span {span}"));
         let cause = self.cause.map(|span| format!(" caused by span {span}"));
@@ -110,7 +110,8 @@ impl Find {
     }
 }
 
-/// Whether `cause` led to `span`: by keys that it queued, and by the echoes of what those wrote.
+/// Returns whether `cause` led to `span`: by keys that it queued, and by the echoes of what those
+/// wrote.
 fn is_caused(lines: &[Line], span: u64, cause: u64) -> bool {
     // A span's causes are older than itself.
     if span <= cause {
@@ -146,7 +147,7 @@ impl TraceLog {
         Ok(())
     }
 
-    /// The first line that fits, if it has been written.
+    /// Returns the first line that fits, if it has been written.
     ///
     /// # Errors
     /// When the log cannot be read.

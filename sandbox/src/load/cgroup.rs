@@ -132,7 +132,7 @@ impl MemoryGroup {
         Ok(())
     }
 
-    /// The file that takes the ids of its processes.
+    /// Returns the file that takes the ids of its processes.
     pub fn processes(&self) -> PathBuf {
         self.folder.join("cgroup.procs")
     }
@@ -191,8 +191,8 @@ impl fmt::Display for MemoryGroup {
 }
 
 impl Mount {
-    /// The groups in which this process may be allowed to create one, from the root down to its
-    /// own.
+    /// Returns the groups in which this process may be allowed to create one, from the root down to
+    /// its own.
     fn parents(&self) -> Vec<PathBuf> {
         let mut parents = vec![self.root.clone()];
         for part in self.own.components().skip(1) {
@@ -258,7 +258,7 @@ fn hits_of_version_one(failures: u64, peak_bytes: u64, limit_bytes: u64) -> Opti
     (failures > 0 || !is_met).then_some(failures)
 }
 
-/// The number after `name` in lines of names and numbers.
+/// Returns the number after `name` in lines of names and numbers.
 fn field(text: &str, name: &str) -> u64 {
     let number = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(number).unwrap_or(0)

@@ -64,7 +64,7 @@ impl Run {
         Ok(())
     }
 
-    /// The `n`th Deployment.
+    /// Returns the `n`th Deployment.
     pub(super) fn deployment_key(&self, n: usize) -> ObjectKey {
         let namespace = match self.size.namespaces {
             0 => NAMESPACE.to_owned(),
@@ -108,7 +108,7 @@ impl Run {
         Ok(manager)
     }
 
-    /// The time since the last byte of the managers' lists was sent.
+    /// Returns the time since the last byte of the managers' lists was sent.
     fn since_lists(&self) -> Option<f64> {
         let listed = self.server.sandbox()?.traffic().listed(PROGRAM)?;
         Some(self.clock.monotonic().saturating_sub(listed).as_secs_f64())

@@ -75,7 +75,7 @@ impl LatencyRow {
     }
 }
 
-/// The smallest of the ascending values that is not below the share `of` of them.
+/// Returns the smallest of the ascending values that is not below the share `of` of them.
 fn quantile(ascending: &[f64], of: f64) -> f64 {
     let rank = (ascending.len() as f64 * of).ceil() as usize;
     ascending.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
@@ -145,7 +145,8 @@ impl Event {
         self.object["metadata"]["name"].as_str().unwrap_or_default()
     }
 
-    /// Whether the event is about a resource `plural` that is named `app` or has it as its label.
+    /// Returns whether the event is about a resource `plural` that is named `app` or has it as its
+    /// label.
     fn is_of(&self, plural: &str, app: &str) -> bool {
         self.plural == plural
             && (self.name() == app || self.object["metadata"]["labels"]["app"] == app)
@@ -285,7 +286,7 @@ impl User {
         Ok(())
     }
 
-    /// The index of the next event: all that have arrived are before it.
+    /// Returns the index of the next event: all that have arrived are before it.
     fn now(&mut self) -> usize {
         while let Ok(event) = self.seen.coming.try_recv() {
             self.seen.events.push(event);

@@ -9,7 +9,7 @@ pub const PODS_A_SET: usize = 100;
 /// The number of consecutive nodes in one zone.
 const NODES_A_ZONE: usize = 3;
 
-/// The UUID of the `n`th object of a kind.
+/// Returns the UUID of the `n`th object of a kind.
 fn uid(kind: u16, n: usize) -> String {
     format!("5f0c{kind:04x}-7a3e-4d21-9b68-{n:012x}")
 }
@@ -61,7 +61,7 @@ pub fn template(app: &str, n: usize) -> Value {
     })
 }
 
-/// The managers of the fields, as the API server stores them.
+/// Returns the managers of the fields, as the API server stores them.
 fn managed(manager: &str, subresource: &str, fields: &Value) -> Value {
     json!({
         "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-05-01T10:00:01Z",
@@ -130,7 +130,7 @@ pub fn pod(n: usize) -> Vec<u8> {
     pod.to_string().into_bytes()
 }
 
-/// The name of the `n`th node.
+/// Returns the name of the `n`th node.
 pub fn node_name(n: usize) -> String {
     format!("node-{n:05}")
 }
@@ -214,7 +214,7 @@ pub fn lease(n: usize, now: &str) -> Value {
     })
 }
 
-/// The name of the `n`th pod that stands alone.
+/// Returns the name of the `n`th pod that stands alone.
 pub fn pod_name(n: usize) -> String {
     format!("pod-{n:06}")
 }
@@ -305,7 +305,7 @@ pub fn list(kind: &str, items: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     body
 }
 
-/// An event of a watch.
+/// Returns an event of a watch.
 pub fn event(kind: &str, object: &[u8]) -> Vec<u8> {
     [br#"{"type":""#, kind.as_bytes(), br#"","object":"#, object, b"}\n"].concat()
 }

@@ -329,7 +329,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether the `n`th node dies: a third of each zone does.
+/// Returns whether the `n`th node dies: a third of each zone does.
 fn dies(n: usize) -> bool {
     n.is_multiple_of(DYING)
 }

@@ -16,7 +16,7 @@ impl Process {
         Process { id, group }
     }
 
-    /// What its own memory cgroup has counted so far.
+    /// Returns what its own memory cgroup has counted so far.
     pub fn group_counts(&self) -> Option<Counts> {
         self.group.as_ref().map(MemoryGroup::counts)
     }
@@ -31,13 +31,14 @@ impl Process {
         Ok(anonymous(&std::fs::read_to_string(format!("/proc/{}/status", self.id))?))
     }
 
-    /// The pages that no other process has mapped, of files too: what one more process of the same
-    /// program adds.
+    /// Returns the pages that no other process has mapped, of files too: what one more process of
+    /// the same program adds.
     pub fn unshared_bytes(&self) -> io::Result<u64> {
         Ok(unshared(&std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.id))?))
     }
 
-    /// The voluntary context switches of the process's current threads, each followed by a wake-up.
+    /// Returns the voluntary context switches of the process's current threads, each followed by a
+    /// wake-up.
     pub fn wakeups(&self) -> io::Result<u64> {
         let mut statuses = String::new();
         for task in std::fs::read_dir(format!("/proc/{}/task", self.id))? {

@@ -90,7 +90,7 @@ impl Metrics {
         Ok(Metrics { port, client: Client::new(config, clock.clone())? })
     }
 
-    /// The flags with which a manager serves them without asking for credentials.
+    /// Returns the flags with which a manager serves them without asking for credentials.
     pub fn flags(&self) -> [String; 2] {
         let paths = "/healthz,/readyz,/livez,/metrics";
         [
@@ -180,7 +180,8 @@ impl Histogram {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// The upper bound of the bucket that holds the share `of` of the values; 0 without values.
+    /// Returns the upper bound of the bucket that holds the share `of` of the values; 0 without
+    /// values.
     fn quantile(&self, of: f64) -> f64 {
         let rank = self.count() * of;
         let bucket = self.0.iter().find(|(_, count)| *count > 0.0 && *count >= rank);

@@ -43,7 +43,7 @@ impl Server {
         }
     }
 
-    /// The kubeconfig for a manager.
+    /// Returns the kubeconfig for a manager.
     pub fn kubeconfig(&self) -> PathBuf {
         match self {
             Server::Embedded(cluster) => cluster.manager_kubeconfig(),
@@ -51,7 +51,7 @@ impl Server {
         }
     }
 
-    /// The requests of the managers so far.
+    /// Returns the requests of the managers so far.
     pub fn traffic(&self) -> Requests {
         Some(self.sandbox()?.traffic().of(PROGRAM))
     }

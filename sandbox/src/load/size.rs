@@ -56,7 +56,7 @@ impl Size {
         self.namespaces > 0
     }
 
-    /// The nodes that fit the size, where none are given.
+    /// Returns the nodes that fit the size, where none are given.
     pub fn nodes(self) -> usize {
         if self.is_spread() { (self.pods() / 20).max(1) } else { 100 }
     }

@@ -48,7 +48,7 @@ impl Seen {
         self.deployments.list()
     }
 
-    /// The Jobs that have not finished.
+    /// Returns the Jobs that have not finished.
     fn running_jobs(&self) -> usize {
         self.jobs.list().iter().filter(|job| job.status.completion_time.is_none()).count()
     }
@@ -59,7 +59,7 @@ impl Seen {
     }
 }
 
-/// The name of the `n`th namespace over which a load is spread.
+/// Returns the name of the `n`th namespace over which a load is spread.
 pub(super) fn namespace_name(n: usize) -> String {
     format!("{NAMESPACE}-{n}")
 }

@@ -64,19 +64,20 @@ impl Container {
         !self.image.ends_with(":404") && missing.iter().all(|word| !self.image.contains(word))
     }
 
-    /// Whether the image's own command is a shell.
+    /// Returns whether the image's own command is a shell.
     fn is_shell(&self) -> bool {
         self.image.rsplit('/').next().is_some_and(|name| name.starts_with("busybox"))
     }
 
-    /// The time of the first readiness probe of a container that started at `since`, if the probe
-    /// has a delay.
+    /// Returns the time of the first readiness probe of a container that started at `since`, if the
+    /// probe has a delay.
     fn first_probe(&self, since: Timestamp) -> Option<Timestamp> {
         let delay = self.readiness_probe.as_ref()?.initial_delay_seconds;
         Some(since + Duration::from_secs(u64::try_from(delay).ok()?))
     }
 
-    /// Whether the readiness probe succeeds, if it is a command that this kubelet understands.
+    /// Returns whether the readiness probe succeeds, if it is a command that this kubelet
+    /// understands.
     fn passes_probe(&self) -> bool {
         let command = self.readiness_probe.as_ref().and_then(|probe| probe.exec.as_ref());
         let script = command.and_then(|exec| Script::of_command(&exec.command));
@@ -312,7 +313,7 @@ fn backoff(restarts: u32) -> Duration {
 }
 
 impl Rules<'_> {
-    /// The annotation for a container: its own, that of the pod's index, or that of all.
+    /// Returns the annotation for a container: its own, that of the pod's index, or that of all.
     fn annotation(&self, name: &str, container: &str) -> Option<&str> {
         let own = || self.annotations.get(&format!("{name}.{container}"));
         let of_index = || {
@@ -450,7 +451,7 @@ impl Containers {
         if self.main.iter().all(clean) { Phase::Succeeded } else { Phase::Failed }
     }
 
-    /// Whether every container, and every sidecar, is ready.
+    /// Returns whether every container, and every sidecar, is ready.
     pub fn are_ready(&self, rules: &Rules<'_>) -> bool {
         let sidecars =
             self.init.iter().zip(rules.init_containers).filter(|(_, of)| of.is_sidecar());
@@ -469,7 +470,7 @@ impl Containers {
         started.map(|(_, of)| of).collect::<Vec<_>>().into_iter()
     }
 
-    /// The fields of a pod's status.
+    /// Returns the fields of a pod's status.
     pub fn statuses(&self, rules: &Rules<'_>) -> (Vec<Value>, Vec<Value>) {
         let json = |runs: &[Run], specs: &[Container]| -> Vec<Value> {
             runs.iter().zip(specs).map(|(run, of)| run.json(of)).collect()

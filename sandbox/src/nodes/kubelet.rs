@@ -129,24 +129,24 @@ impl BoundPod {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// The host ports that the pod uses.
+    /// Returns the host ports that the pod uses.
     fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
         self.spec.containers.iter().flat_map(|container| &container.ports.0)
     }
 
-    /// Whether its containers were started, and have not ended.
+    /// Returns whether its containers were started, and have not ended.
     fn is_under_way(&self) -> bool {
         !self.has_ended() && !self.status.container_statuses.is_empty()
     }
 
-    /// Whether `other` uses a host port that this pod requests.
+    /// Returns whether `other` uses a host port that this pod requests.
     fn conflicts_on_port_with(&self, other: &BoundPod) -> bool {
         self.spec.node_name == other.spec.node_name
             && other.is_under_way()
             && other.host_ports().any(|taken| self.host_ports().any(|port| port.conflicts(taken)))
     }
 
-    /// The names of the claims of its volumes.
+    /// Returns the names of the claims of its volumes.
     pub fn claims(&self) -> impl Iterator<Item = Istr> + '_ {
         self.spec.volumes.iter().filter_map(|volume| {
             match (&volume.persistent_volume_claim, &volume.ephemeral) {
@@ -158,7 +158,7 @@ impl BoundPod {
     }
 }
 
-/// The pods of all nodes.
+/// Returns the pods of all nodes.
 pub fn pods_of(factory: &SharedInformerFactory) -> SharedIndexInformer<BoundPod> {
     factory.informer_for::<BoundPod>(Scope::all(Pod::RESOURCE))
 }
@@ -300,8 +300,8 @@ impl Kubelet {
         Ok(Next::After(self.options.start_delay))
     }
 
-    /// Whether another pod uses a host port that this one requests. The scheduler prevents this,
-    /// but it does not bind every pod.
+    /// Returns whether another pod uses a host port that this one requests. The scheduler prevents
+    /// this, but it does not bind every pod.
     fn has_port_conflict(&self, pod: &BoundPod) -> bool {
         !pod.is_under_way()
             && pod.host_ports().next().is_some()
@@ -566,7 +566,7 @@ fn report(
     status
 }
 
-/// An address in 10.244.0.0/16 that depends only on the pod's uid.
+/// Returns an address in 10.244.0.0/16 that depends only on the pod's uid.
 fn address(meta: &Meta) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();

@@ -95,7 +95,7 @@ impl Mounts {
         }
     }
 
-    /// The unique names of the volumes of the node's pods.
+    /// Returns the unique names of the volumes of the node's pods.
     fn in_use(&self, node: &str) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for pod in self.pods.list().iter().filter(|pod| *pod.node() == *node && !pod.has_ended()) {

@@ -108,7 +108,7 @@ struct NodeStatus {
 }
 
 impl Node {
-    /// Whether the node lifecycle controller has marked the node as unreachable.
+    /// Returns whether the node lifecycle controller has marked the node as unreachable.
     pub fn is_unreachable(&self) -> bool {
         let mut conditions = self.status.conditions.iter();
         conditions.any(|it| it.r#type == "Ready" && it.status == "Unknown")
@@ -185,7 +185,7 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
         && !(node.spec.unschedulable && kept_off(&[cordon()]))
 }
 
-/// The host ports that a pod requests.
+/// Returns the host ports that a pod requests.
 fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &HostPort> {
     pod.spec.containers.iter().flat_map(|container| &container.ports.0)
 }
@@ -260,7 +260,7 @@ impl Ledger {
         free
     }
 
-    /// Whether another pod on the node uses a host port that the pod requests.
+    /// Returns whether another pod on the node uses a host port that the pod requests.
     fn has_port_conflict(&self, node: &Node, pod: &Unscheduled) -> bool {
         host_ports(pod).any(|wanted| {
             self.ports.iter().any(|(key, taken)| {
@@ -270,7 +270,8 @@ impl Ledger {
         })
     }
 
-    /// The node with the fewest pods among those that can take the pod. `node`: the node of a name.
+    /// Returns the node with the fewest pods among those that can take the pod. `node`: the node of
+    /// a name.
     fn choose(&self, pod: &Unscheduled, node: impl Fn(&Istr) -> Option<Arc<Node>>) -> Option<Istr> {
         let amounts = Amounts::of_pod(pod);
         let fits = |node: &Node| {

@@ -29,7 +29,7 @@ struct ClaimSource {
 }
 
 impl PodVolume {
-    /// The name of its claim in a pod `pod`.
+    /// Returns the name of its claim in a pod `pod`.
     pub fn claim(&self, pod: &str) -> Option<String> {
         match (&self.persistent_volume_claim, &self.ephemeral) {
             (Some(source), _) => Some(source.claim_name.to_string()),
@@ -114,7 +114,7 @@ impl Volumes {
     }
 }
 
-/// Whether the scheduler chose a node for the claim's volume.
+/// Returns whether the scheduler chose a node for the claim's volume.
 pub fn has_node(claim: &PersistentVolumeClaim) -> bool {
     claim.meta.annotations.contains_key(SELECTED_NODE)
 }

@@ -110,7 +110,7 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
     Ok(patched)
 }
 
-/// How many bytes of JSON an operation doubles.
+/// Returns how many bytes of JSON an operation doubles.
 fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
     let PatchOperation::Copy(copy) = operation else { return 0 };
     let bytes = object.pointer(copy.from.as_str()).map(serde_json::to_vec);

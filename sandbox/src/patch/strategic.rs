@@ -215,7 +215,7 @@ fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     )))
 }
 
-/// Whether two list items are the same: by `key`, or by value when there is no key.
+/// Returns whether two list items are the same: by `key`, or by value when there is no key.
 fn same(a: &Value, b: &Value, key: &str) -> bool {
     if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
 }

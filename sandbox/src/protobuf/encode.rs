@@ -13,13 +13,13 @@ use super::{MAGIC, MEDIA_TYPE, raw};
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::http::{Body, Bytes, Response};
 
-/// Whether objects of this kind have a protobuf form.
+/// Returns whether objects of this kind have a protobuf form.
 pub fn knows(api_version: &str, kind: &str) -> bool {
     table().find(api_version, kind).is_some()
 }
 
-/// The message of an object of this kind, without an envelope; `None` when the table lacks the
-/// kind.
+/// Returns the message of an object of this kind, without an envelope; `None` when the table lacks
+/// the kind.
 pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     let place = table().find(api_version, kind)?;
     let mut writer = Backwards::default();
@@ -27,7 +27,7 @@ pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     Some(writer.finish().into())
 }
 
-/// An object in its envelope, by the kind that it names.
+/// Returns an object in its envelope, by the kind that it names.
 pub fn encode(object: &Value) -> Option<Vec<u8>> {
     let text = |key| object.get(key).and_then(Value::as_str).unwrap_or_default();
     let (api_version, kind) = (text("apiVersion"), text("kind"));
@@ -49,7 +49,7 @@ fn opening(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     writer.finish()
 }
 
-/// A message in its envelope. Upstream: `runtime.Unknown`.
+/// Returns a message in its envelope. Upstream: `runtime.Unknown`.
 pub fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let mut bytes = opening(api_version, kind, message.len());
     bytes.extend_from_slice(message);
@@ -57,7 +57,7 @@ pub fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The head of a field of `length` bytes.
+/// Returns the head of a field of `length` bytes.
 fn head(number: u64, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
     writer.head(number, length);

@@ -156,7 +156,7 @@ fn text(bytes: &[u8]) -> String {
 /// The base of the characters for bytes that are not UTF-8: U+10FF80 to U+10FFFF.
 const RAW: u32 = 0x0010_FF00;
 
-/// The character that replaces a byte that is not UTF-8.
+/// Returns the character that replaces a byte that is not UTF-8.
 ///
 /// # Panics
 /// When the byte is ASCII.

@@ -60,7 +60,7 @@ pub struct Table {
     places: HashMap<String, usize>,
 }
 
-/// The table, parsed at its first use.
+/// Returns the table, parsed at its first use.
 pub fn table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(Table::parse)

@@ -326,7 +326,7 @@ impl Received {
         self.is_over = self.is_over || self.connection.poll_without_shutdown(cx).is_ready();
     }
 
-    /// The connection after an answer that has changed the protocol.
+    /// Returns the connection after an answer that has changed the protocol.
     ///
     /// # Errors
     /// When the connection breaks before it.

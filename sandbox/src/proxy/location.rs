@@ -46,7 +46,7 @@ impl Location {
     }
 }
 
-/// The location of a container's logs; `None`: the pod has no node yet.
+/// Returns the location of a container's logs; `None`: the pod has no node yet.
 pub fn logs(store: &Store, at: &ResourcePath, query: &Query) -> ApiResult<Option<Location>> {
     let options = log_options(query, &at.name)?;
     let pod = pod(store, at, &at.name)?;
@@ -171,7 +171,7 @@ fn container(asked: &str, pod: &Value) -> ApiResult<String> {
     }
 }
 
-/// The kubelet of a pod's node; `None` before the pod has one.
+/// Returns the kubelet of a pod's node; `None` before the pod has one.
 fn kubelet_of(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResult<Option<Address>> {
     let name = text(pod, "/spec/nodeName");
     if name.is_empty() {

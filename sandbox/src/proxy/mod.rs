@@ -87,7 +87,7 @@ pub struct Proxy {
     front_proxy: Option<Pair>,
 }
 
-/// A configuration that trusts every server.
+/// Returns a configuration that trusts every server.
 fn trusting(identity: Option<&Pair>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(ring::default_provider());
     let trust = Trust::every(&provider);
@@ -320,7 +320,7 @@ fn request(
     Ok(request)
 }
 
-/// Whether a client asks for another protocol. Upstream: `httpstream.IsUpgradeRequest`.
+/// Returns whether a client asks for another protocol. Upstream: `httpstream.IsUpgradeRequest`.
 fn is_upgrade(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let mut options = lines.flat_map(|line| line.split(',')).map(str::trim);
@@ -365,7 +365,7 @@ fn pairs(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)>
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
-/// The answer of another server as this server's.
+/// Returns the answer of another server as this server's.
 fn relayed(mut answer: Answer) -> Response {
     remove_connections(&mut answer.head.headers);
     Response {
@@ -389,7 +389,7 @@ async fn start_of(mut answer: Answer) -> String {
     String::from_utf8_lossy(&start).into_owned()
 }
 
-/// An error without a reason of its own. Upstream: `responsewriters.ErrorToAPIStatus`.
+/// Returns an error without a reason of its own. Upstream: `responsewriters.ErrorToAPIStatus`.
 fn unknown(message: String) -> ApiError {
     ApiError::new(500, "", message)
 }

@@ -31,7 +31,7 @@ impl Encoding {
         }
     }
 
-    /// A JSON answer in this encoding; an answer without another form stays JSON.
+    /// Returns a JSON answer in this encoding; an answer without another form stays JSON.
     pub fn of(self, response: Response) -> Response {
         match self {
             Encoding::Json => response,
@@ -157,7 +157,7 @@ impl<'h> Accept<'h> {
         })
     }
 
-    /// The encoding of answers that have one form only: failures, reviews.
+    /// Returns the encoding of answers that have one form only: failures, reviews.
     pub fn plain(&self) -> Option<Encoding> {
         self.first(|_, convert| convert.is_none().then_some(())).map(|(_, encoding)| encoding)
     }
@@ -241,7 +241,7 @@ fn not_acceptable(words: String) -> ApiError {
     ApiError::new(406, "NotAcceptable", words)
 }
 
-/// The name of this kind's Go type inside the server.
+/// Returns the name of this kind's Go type inside the server.
 fn go_type(kind: &Kind) -> String {
     match kind.resource.group.split('.').next().unwrap_or_default() {
         _ if kind.is_custom() => "unstructured.Unstructured".to_owned(),

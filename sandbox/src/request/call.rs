@@ -26,12 +26,12 @@ impl Query {
         Query(pairs.collect())
     }
 
-    /// The first value of `key`; empty when absent.
+    /// Returns the first value of `key`; empty when absent.
     pub fn get(&self, key: &str) -> &str {
         self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
     }
 
-    /// All values of `key`.
+    /// Returns all values of `key`.
     pub fn values(&self, key: &str) -> impl Iterator<Item = &str> {
         self.0.iter().filter(move |(k, _)| k == key).map(|(_, value)| value.as_str())
     }
@@ -98,7 +98,7 @@ impl ResourcePath {
         (!more).then_some(found)
     }
 
-    /// The resource of a path that may continue after the subresource, or end in a slash.
+    /// Returns the resource of a path that may continue after the subresource, or end in a slash.
     pub fn asked(path: &str) -> Option<ResourcePath> {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
@@ -217,7 +217,7 @@ impl Call {
         }
     }
 
-    /// The key under which the store has an object of this call's namespace.
+    /// Returns the key under which the store has an object of this call's namespace.
     pub fn key(&self, name: &str) -> String {
         if self.namespace.is_empty() {
             name.to_owned()
@@ -226,17 +226,17 @@ impl Call {
         }
     }
 
-    /// The field manager of this call.
+    /// Returns the field manager of this call.
     pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
         Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
     }
 
-    /// The prefix of every key of this call's collection.
+    /// Returns the prefix of every key of this call's collection.
     pub fn prefix(&self) -> String {
         if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) }
     }
 
-    /// The table in the store.
+    /// Returns the table in the store.
     pub fn table(&self) -> String {
         match self.kind.view.map(|view| view.of) {
             None => self.kind.resource.to_string(),

@@ -145,7 +145,7 @@ async fn collected(mut response: Response) -> Response {
     response
 }
 
-/// The holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
+/// Returns the holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
 fn holder(lease: &[u8]) -> Option<String> {
     let lease: Value =
         serde_json::from_slice(lease).ok().or_else(|| protobuf::decode(lease).ok())?;

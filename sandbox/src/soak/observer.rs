@@ -129,7 +129,7 @@ impl Observer {
         }
     }
 
-    /// The manager that holds the lease.
+    /// Returns the manager that holds the lease.
     pub fn leader(&self) -> Option<Writer> {
         self.state.lock().invariants.leader()
     }
@@ -143,7 +143,7 @@ impl Observer {
         }
     }
 
-    /// All breaches so far.
+    /// Returns all breaches so far.
     pub fn breaches(&self) -> Vec<Breach> {
         self.state.lock().breaches.clone()
     }

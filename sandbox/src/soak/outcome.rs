@@ -40,13 +40,13 @@ impl Snapshot {
         self.objects.get(&kind.to_string()).map_or(&[], Vec::as_slice)
     }
 
-    /// The objects of this kind in the namespaces of the soak.
+    /// Returns the objects of this kind in the namespaces of the soak.
     fn of(&self, kind: &ResourceType) -> impl Iterator<Item = &Value> {
         let is_ours = |it: &&Value| text(it, "/metadata/namespace").starts_with("soak-");
         self.all(kind).iter().filter(is_ours)
     }
 
-    /// The pods with this controller.
+    /// Returns the pods with this controller.
     fn pods_of<'a>(&'a self, owner: &'a Value) -> impl Iterator<Item = &'a Value> {
         let uid = text(owner, "/metadata/uid");
         self.of(&PODS_KIND).filter(move |pod| is_controlled_by(pod, uid))
@@ -320,8 +320,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether a claim's pod was gone when its StatefulSet was scaled down. The pods that go with the
-    /// scale take their claims; such a claim stays, as with upstream.
+    /// Returns whether a claim's pod was gone when its StatefulSet was scaled down. The pods that
+    /// go with the scale take their claims; such a claim stays, as with upstream.
     fn is_left_by_its_pod(&self, claim: &Value) -> bool {
         let [owner] = list(claim, "/metadata/ownerReferences") else { return false };
         let ordinal = text(claim, "/metadata/name").rsplit_once('-');

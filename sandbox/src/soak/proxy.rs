@@ -64,7 +64,7 @@ impl State {
         self.impairment == Some(Impairment::Refuse)
     }
 
-    /// The most bytes to pass at once, and the milliseconds to wait after them.
+    /// Returns the most bytes to pass at once, and the milliseconds to wait after them.
     fn pace(&self, way: Way) -> (usize, u64) {
         match self.impairment {
             Some(Impairment::Slow { bytes, pause }) if way == Way::ToManager => {

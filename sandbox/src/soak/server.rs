@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// The webhook of a real API server. The embedded one asks none.
+    /// Returns the webhook of a real API server. The embedded one asks none.
     pub fn webhook(&self) -> Option<&Webhook> {
         match self {
             Server::Embedded(_) => None,

@@ -250,7 +250,7 @@ fn with(propagation: Propagation) -> Delete {
     }
 }
 
-/// Whether a failure may be a fault of the plan.
+/// Returns whether a failure may be a fault of the plan.
 fn is_passing(error: &Error) -> bool {
     error.is_transport()
         || error.code().is_some_and(|code| code >= 500 || code == 429 || code == 410)

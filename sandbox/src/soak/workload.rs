@@ -104,7 +104,7 @@ impl Part {
         }
     }
 
-    /// The replicas at the beginning and in the end.
+    /// Returns the replicas at the beginning and in the end.
     pub fn replicas(self) -> Option<u32> {
         match self {
             Part::Web => Some(4),
@@ -242,7 +242,7 @@ pub fn job(number: u32, shape: &JobShape) -> Value {
     })
 }
 
-/// A ConfigMap that owns others.
+/// Returns a ConfigMap that owns others.
 pub fn owner_name(owner: u32, nth: u32) -> String {
     format!("owner-{owner}-{nth}")
 }
@@ -267,7 +267,7 @@ pub fn namespace(name: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } })
 }
 
-/// The class of volumes that the nodes' driver makes.
+/// Returns the class of volumes that the nodes' driver makes.
 pub fn class() -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": CLASS },

@@ -43,7 +43,7 @@ impl Stored {
         Stored { version, value, bytes, labels, protobuf: OnceLock::new() }
     }
 
-    /// The protobuf message, encoded on first use; empty for kinds without one.
+    /// Returns the protobuf message, encoded on first use; empty for kinds without one.
     pub fn protobuf(&self) -> Bytes {
         let text = |key: &str| self.value[key].as_str().unwrap_or_default();
         let write = || protobuf::message(text("apiVersion"), text("kind"), &self.value);
@@ -141,7 +141,7 @@ impl Store {
         self.state.lock()
     }
 
-    /// The version of the last write.
+    /// Returns the version of the last write.
     pub fn version(&self) -> u64 {
         self.lock().version
     }
@@ -150,14 +150,14 @@ impl Store {
         self.lock().tables.get(table)?.objects.get(key).cloned()
     }
 
-    /// The version of the last change to any of these tables; 0 when there was none.
+    /// Returns the version of the last change to any of these tables; 0 when there was none.
     pub fn changed_at(&self, tables: &[&str]) -> u64 {
         let state = self.lock();
         let newest = tables.iter().filter_map(|table| Some(state.tables.get(*table)?.newest));
         newest.max().unwrap_or(0)
     }
 
-    /// How many objects a table holds.
+    /// Returns how many objects a table holds.
     pub fn len(&self, table: &str) -> usize {
         self.lock().tables.get(table).map_or(0, |table| table.objects.len())
     }

@@ -13,7 +13,7 @@ use crate::types::schemas::reference;
 use crate::types::shape::{Schemas, Shape};
 use kube_controller_manager::objects::Quantity;
 
-/// The last part of a type's name, when `schema` refers to one.
+/// Returns the last part of a type's name, when `schema` refers to one.
 fn type_name(schema: &Value) -> Option<&str> {
     reference(schema)?.rsplit('.').next()
 }
@@ -50,7 +50,7 @@ impl Found {
         self.duplicate.len() + self.unknown.len()
     }
 
-    /// The paths of the members that the types don't know.
+    /// Returns the paths of the members that the types don't know.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.unknown.iter().map(|(_, fault)| {
             fault.strip_prefix("unknown field ").unwrap_or(fault).trim_matches('"')

@@ -60,7 +60,7 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
     subs
 }
 
-/// The answer to `/api`.
+/// Returns the answer to `/api`.
 pub fn api_versions() -> Value {
     json!({
         "kind": "APIVersions", "versions": ["v1"],
@@ -114,14 +114,14 @@ fn api_group(name: &str, versions: &[String]) -> Value {
     })
 }
 
-/// The answer to `/apis`.
+/// Returns the answer to `/apis`.
 pub fn api_groups(kinds: &[Arc<Kind>]) -> Value {
     let groups: Vec<Value> =
         groups(kinds).iter().map(|(name, versions)| api_group(name, versions)).collect();
     json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
 }
 
-/// The answer to `/apis/GROUP`; null when the group is not served.
+/// Returns the answer to `/apis/GROUP`; null when the group is not served.
 pub fn group(kinds: &[Arc<Kind>], name: &str) -> Value {
     let Some((_, versions)) = groups(kinds).into_iter().find(|(group, _)| group == name) else {
         return Value::Null;

@@ -79,7 +79,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// The type itself, in place of a reference to it.
+    /// Returns the type itself, in place of a reference to it.
     fn resolved(self) -> Shape<'a> {
         match self {
             Shape::Typed { types, schema } => match reference(schema) {
@@ -105,7 +105,7 @@ impl<'a> Shape<'a> {
         of_resource || properties.is_some_and(|properties| properties.get(key).is_some())
     }
 
-    /// Whether an object of this shape has one owner as a whole.
+    /// Returns whether an object of this shape has one owner as a whole.
     pub fn is_atomic(self) -> bool {
         self.schema().is_some_and(|schema| schema["x-kubernetes-map-type"] == "atomic")
     }
@@ -123,7 +123,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// The default of a key of a list's item.
+    /// Returns the default of a key of a list's item.
     pub fn key_default(self, key: &str) -> Value {
         let own = self.schema().and_then(|schema| schema["properties"][key].get("default"));
         match own {
@@ -158,7 +158,7 @@ impl<'a> Schemas<'a> {
         Schemas { kind, types }
     }
 
-    /// The shape of a whole object.
+    /// Returns the shape of a whole object.
     pub fn root(&self) -> Shape<'_> {
         match &self.kind.schema {
             Some(schema) => Shape::Custom { meta: &self.types, schema, resource: true },

@@ -19,7 +19,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal when the policy itself fails.
+    /// Returns the refusal when the policy itself fails.
     pub fn invalid(message: String) -> Refusal {
         Refusal { reason: "Invalid", message }
     }

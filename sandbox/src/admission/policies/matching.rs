@@ -7,7 +7,7 @@ use crate::object::{list, text};
 use crate::storage::store::Store;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
-/// Whether no policy applies to the request: policies and their bindings are exempt.
+/// Returns whether no policy applies to the request: policies and their bindings are exempt.
 pub fn is_exempt(request: &Request<'_>) -> bool {
     let of = &request.call.kind.resource;
     &*of.group == "admissionregistration.k8s.io" && of.plural.contains("admissionpolic")

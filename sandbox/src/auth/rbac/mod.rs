@@ -82,7 +82,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// The error text of upstream's lister.
+    /// Returns the error text of upstream's lister.
     fn text(&self) -> String {
         format!("{}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
     }
@@ -138,7 +138,7 @@ impl Scope {
         self.bindings.push(binding);
     }
 
-    /// The bindings of a user, sorted by name.
+    /// Returns the bindings of a user, sorted by name.
     fn of(&self, user: &User) -> impl Iterator<Item = &Binding> {
         let by_group = user.groups.iter().filter_map(|group| self.groups.get(group));
         let found = self.users.get(&user.name).into_iter().chain(by_group);
@@ -192,7 +192,7 @@ impl Index {
         index
     }
 
-    /// The rules of the role that a binding in `namespace` names.
+    /// Returns the rules of the role that a binding in `namespace` names.
     fn rules(&self, (kind, name): &(String, String), namespace: &str) -> Result<&[Rule], Missing> {
         let namespace = if kind == "Role" { namespace } else { "" };
         let found = self.roles.get(&(namespace.to_owned(), name.clone()));
@@ -234,7 +234,7 @@ pub struct Authorizer<'a> {
 }
 
 impl Rbac {
-    /// The authorizer by the roles in `store`.
+    /// Returns the authorizer by the roles in `store`.
     pub fn authorizer<'a>(&'a self, store: &'a Store) -> Authorizer<'a> {
         Authorizer { rbac: self, store }
     }

@@ -29,7 +29,7 @@ fn any_or(set: &[String], wanted: &str) -> bool {
     has(set, "*") || has(set, wanted)
 }
 
-/// Whether `resource` is in the set by itself or as `*/subresource`.
+/// Returns whether `resource` is in the set by itself or as `*/subresource`.
 fn has_resource(set: &[String], resource: &str) -> bool {
     any_or(set, resource)
         || resource.split_once('/').is_some_and(|(_, sub)| {
@@ -43,7 +43,7 @@ fn has_path(set: &[String], path: &str) -> bool {
 }
 
 impl Rule {
-    /// The rules of a role. Malformed rules are ignored.
+    /// Returns the rules of a role. Malformed rules are ignored.
     pub fn of(role: &Value) -> Vec<Rule> {
         let rules = role["rules"].as_array().into_iter().flatten();
         rules.filter_map(|rule| Rule::deserialize(rule).ok()).collect()
@@ -61,8 +61,8 @@ impl Rule {
             && (self.resource_names.is_empty() || has(&self.resource_names, &access.name))
     }
 
-    /// The parts of `wanted` that no rule of `owned` covers. A part is one verb on one resource or
-    /// path.
+    /// Returns the parts of `wanted` that no rule of `owned` covers. A part is one verb on one
+    /// resource or path.
     pub fn uncovered(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
         let parts = wanted.iter().flat_map(Rule::parts);
         parts.filter(|part| !owned.iter().any(|rule| rule.covers(part))).collect()
@@ -99,7 +99,7 @@ impl Rule {
         parts
     }
 
-    /// Whether this rule allows all accesses of `part`, which names one resource or path.
+    /// Returns whether this rule allows all accesses of `part`, which names one resource or path.
     fn covers(&self, part: &Rule) -> bool {
         part.verbs.iter().all(|verb| any_or(&self.verbs, verb))
             && part.api_groups.iter().all(|group| any_or(&self.api_groups, group))
@@ -146,7 +146,7 @@ impl Rule {
     }
 }
 
-/// A list as Go's `%q` prints it.
+/// Returns a list as Go's `%q` prints it.
 pub fn quoted(words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
     format!("[{}]", words.join(" "))

@@ -66,7 +66,7 @@ impl Authorizer<'_> {
     }
 }
 
-/// Whether the call is about a CertificateSigningRequest.
+/// Returns whether the call is about a CertificateSigningRequest.
 pub fn is_certificate_request(call: &Call) -> bool {
     let resource = &call.kind.resource;
     *resource.group == *GROUP && resource.plural == "certificatesigningrequests"

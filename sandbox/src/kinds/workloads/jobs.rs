@@ -155,8 +155,8 @@ fn more_ready_than_active(new: &Value, old: &Value) -> Option<Cause> {
     (ready > active && is_new).then(|| invalid("status.ready", &ready.into(), detail))
 }
 
-/// Whether the Job is suspended and has no pods. Then the scheduling directives and the resources
-/// of its template may change. Upstream: `shouldAllowMutablePodTemplate`.
+/// Returns whether the Job is suspended and has no pods. Then the scheduling directives and the
+/// resources of its template may change. Upstream: `shouldAllowMutablePodTemplate`.
 fn is_at_rest(job: &Value) -> bool {
     let has_started = job.pointer("/status/startTime").is_some();
     let is_suspended = list(job, "/status/conditions").iter().any(|condition| {

@@ -76,7 +76,7 @@ fn template_of(object: &Value) -> &Value {
     object.pointer("/spec/template").unwrap_or(&Value::Null)
 }
 
-/// The fault of a template whose restart policy is not `Always`.
+/// Returns the fault of a template whose restart policy is not `Always`.
 fn check_restart_policy(template: &Value) -> Option<Cause> {
     let policy = template.pointer("/spec/restartPolicy").unwrap_or(&Value::Null);
     let field = "spec.template.spec.restartPolicy";

@@ -64,7 +64,7 @@ pub fn provisioner(
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-/// Whether a volume must be provisioned for the claim.
+/// Returns whether a volume must be provisioned for the claim.
 fn must_be_provisioned(claim: &PersistentVolumeClaim) -> bool {
     let annotations = &claim.meta.annotations;
     let asked = annotations
@@ -73,7 +73,7 @@ fn must_be_provisioned(claim: &PersistentVolumeClaim) -> bool {
     asked == Some(DRIVER) && claim.spec.volume_name.is_empty() && !claim.meta.is_being_deleted()
 }
 
-/// Whether the volume is one of this driver and must be deleted.
+/// Returns whether the volume is one of this driver and must be deleted.
 fn must_be_deleted(volume: &PersistentVolume) -> bool {
     volume.meta.annotations.get(PROVISIONED_BY) == Some(DRIVER)
         && volume.spec.reclaim_policy == "Delete"

@@ -44,7 +44,7 @@ pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<>
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-/// Whether a bound claim requests more than its capacity.
+/// Returns whether a bound claim requests more than its capacity.
 fn grows(claim: &PersistentVolumeClaim) -> bool {
     let (wanted, has) = (claim.spec.storage, claim.status.capacity);
     claim.status.phase == "Bound"

@@ -27,7 +27,7 @@ pub struct OneLeader {
 }
 
 impl OneLeader {
-    /// The manager that holds the lease.
+    /// Returns the manager that holds the lease.
     pub fn leader(&self) -> Option<Writer> {
         self.writers.get(&self.holder).copied()
     }
