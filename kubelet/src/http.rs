@@ -146,19 +146,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error of the operating system in a step such as `dial tcp 10.0.0.1:80`.
+    /// Returns an error of the operating system in a step such as `dial tcp 10.0.0.1:80`.
     pub fn of(step: impl Into<String>, source: io::Error) -> Error {
         Error::Io { step: step.into(), source }
     }
 
-    /// Whether this machine lacks descriptors or memory: that says nothing about the other side.
+    /// Returns whether this machine lacks descriptors or memory: that says nothing about the other
+    /// side.
     pub fn is_own(&self) -> bool {
         const OWN: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
         let Error::Io { source, .. } = self else { return false };
         Errno::from_io_error(source).is_some_and(|errno| OWN.contains(&errno))
     }
 
-    /// Whether the other side has answered a handshake of TLS in plain text.
+    /// Returns whether the other side has answered a handshake of TLS in plain text.
     pub fn has_no_tls(&self) -> bool {
         let Error::Tls(error) = self else { return false };
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
@@ -255,13 +256,13 @@ pub async fn get(
     Err(Error::Redirects(target))
 }
 
-/// Where a redirect leads.
+/// Returns where a redirect leads.
 fn resolve(from: &Url, location: &str) -> Result<Url, Error> {
     let fault = |source| Error::Location { location: location.to_owned(), source };
     from.join(location).map_err(fault)
 }
 
-/// Whether a URL's host is that of another one or below it.
+/// Returns whether a URL's host is that of another one or below it.
 fn is_within(url: &Url, other: &Url) -> bool {
     let (host, parent) = (url.host_str().unwrap_or_default(), other.host_str().unwrap_or_default());
     let rest = host.strip_suffix(parent);
@@ -306,7 +307,7 @@ pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, Error> {
     Err(fault)
 }
 
-/// The addresses of a name. Blocks.
+/// Returns the addresses of a name. Blocks.
 fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs();
     found.map(Iterator::collect).map_err(|error| match error.raw_os_error() {

@@ -80,7 +80,7 @@ pub fn misfits(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Rejecti
     misfits
 }
 
-/// The node's labels; that of the operating system is always right. Upstream:
+/// Returns the node's labels; that of the operating system is always right. Upstream:
 /// `rejectPodAdmissionBasedOnOSSelector`.
 fn labels(node: &core::Node) -> Labels {
     let own = node.metadata.labels.iter().flatten();

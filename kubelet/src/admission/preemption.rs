@@ -49,7 +49,7 @@ fn may_preempt(pod: &Pod, other: &Pod) -> bool {
         }
 }
 
-/// The needs that remain when these pods have ended.
+/// Returns the needs that remain when these pods have ended.
 fn after<const N: usize>(needs: &Needs, ended: [&Vec<Arc<Pod>>; N]) -> Needs {
     let rest = |(resource, amount): &(String, i64)| {
         let freed = ended.into_iter().flatten().map(|pod| freed_by(pod, resource));
@@ -76,8 +76,8 @@ fn closest(mut pods: Vec<Arc<Pod>>, mut needs: Needs) -> Vec<Arc<Pod>> {
     chosen
 }
 
-/// How far the end of a pod is from what is needed: 0 if it is enough, at most 1 for each resource,
-/// so that all weigh the same.
+/// Returns how far the end of a pod is from what is needed: 0 if it is enough, at most 1 for each
+/// resource, so that all weigh the same.
 fn distance(needs: &Needs, pod: &Pod) -> f64 {
     let part = |(resource, amount): &(String, i64)| {
         let rest = amount.saturating_sub(freed_by(pod, resource));

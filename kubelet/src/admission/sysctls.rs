@@ -88,7 +88,7 @@ impl Namespace {
         }
     }
 
-    /// The name in upstream's messages.
+    /// Returns the name in upstream's messages.
     fn name(self) -> &'static str {
         match self {
             Namespace::Ipc => "IPC",
@@ -96,7 +96,7 @@ impl Namespace {
         }
     }
 
-    /// Whether the pod shares the host's.
+    /// Returns whether the pod shares the host's.
     fn is_of_host(self, pod: &Pod) -> bool {
         match self {
             Namespace::Ipc => pod.spec().host_ipc == Some(true),
@@ -202,7 +202,7 @@ fn is_pattern(text: &str) -> bool {
     text.len() <= MAX_LENGTH && words.into_iter().all(is_word) && is_last
 }
 
-/// The version of the kernel that runs, by the start of its release.
+/// Returns the version of the kernel that runs, by the start of its release.
 pub fn kernel_version(release: &str) -> Option<KernelVersion> {
     let mut parts = release.split(|character: char| !character.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

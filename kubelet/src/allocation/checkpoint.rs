@@ -51,7 +51,7 @@ impl Checkpoint {
         Ok(Checkpoint { path, pods: Mutex::new(pods), written: Arc::new(checksum.into()) })
     }
 
-    /// The resources of a pod; `None`: there is no record of it.
+    /// Returns the resources of a pod; `None`: there is no record of it.
     pub fn get(&self, uid: &str) -> Option<PodResources> {
         self.pods.lock().get(uid).cloned()
     }

@@ -172,7 +172,7 @@ impl ResizeConditions {
         self.pods.lock().remove(uid);
     }
 
-    /// How many resizes wait, and how many are under way.
+    /// Returns how many resizes wait, and how many are under way.
     pub fn counts(&self) -> (usize, usize) {
         let pods = self.pods.lock();
         let pending = pods.values().filter(|state| state.pending.is_some()).count();

@@ -6,8 +6,8 @@ use kube_controller_manager::objects::Timestamp;
 
 use crate::pod::{Pod, PodExt, QosClass, of_pod};
 
-/// Whether the pod asks for more CPU or memory than is allocated to it.
-/// Upstream: `isResizeIncreasingRequests`.
+/// Returns whether the pod asks for more CPU or memory than is allocated to it. Upstream:
+/// `isResizeIncreasingRequests`.
 pub fn requests_grow(wanted: &Pod, allocated: &Pod) -> bool {
     let request = |pod: &Pod, resource: &str| of_pod(pod, resource, false);
     let grows = |resource| request(wanted, resource).compare(request(allocated, resource)).is_gt();

@@ -185,7 +185,7 @@ impl Settings<'_> {
     }
 }
 
-/// The limits of a reservation. Upstream: `getCgroupConfigInternal`.
+/// Returns the limits of a reservation. Upstream: `getCgroupConfigInternal`.
 fn of_reservation(reserved: &Amounts, scope: Scope) -> Limits {
     let of = |resource: &str| reserved.get(resource).copied();
     let all = |resource: &str| of(resource).filter(|_| scope == Scope::All).map(Quantity::value);

@@ -212,8 +212,8 @@ impl Places {
     }
 }
 
-/// The file that a path names: a symbolic link to it stays when the file is replaced. A link to no
-/// file is followed once.
+/// Returns the file that a path names: a symbolic link to it stays when the file is replaced. A
+/// link to no file is followed once.
 fn target(path: &Path) -> PathBuf {
     let linked = || {
         let link = fs::read_link(path).ok()?;

@@ -39,8 +39,8 @@ pub struct PrivateKey {
 }
 
 impl PrivateKey {
-    /// A new ECDSA key over P-256, in PKCS #8. Upstream: `MakeEllipticPrivateKeyPEM`, which writes
-    /// SEC 1.
+    /// Returns a new ECDSA key over P-256, in PKCS #8. Upstream: `MakeEllipticPrivateKeyPEM`, which
+    /// writes SEC 1.
     pub fn generate() -> Result<PrivateKey, Error> {
         let made = KeyPair::generate();
         let made = made.map_err(|source| Error::Make { what: "a private key", source })?;
@@ -65,7 +65,7 @@ impl PrivateKey {
         Ok(PrivateKey { pem: pem.to_vec(), public_key, public_bits, algorithm, signer })
     }
 
-    /// Whether it may also encipher other keys.
+    /// Returns whether it may also encipher other keys.
     pub fn is_rsa(&self) -> bool {
         self.signer.scheme() == SignatureScheme::RSA_PKCS1_SHA256
     }

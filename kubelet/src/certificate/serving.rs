@@ -120,7 +120,7 @@ impl ServingCertificate {
         }
     }
 
-    /// The certificate of the moment.
+    /// Returns the certificate of the moment.
     pub fn current(&self) -> Option<Arc<CertifiedKey>> {
         match &*self.0 {
             Source::Files(files) => Some(files.current()),

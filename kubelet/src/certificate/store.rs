@@ -57,7 +57,7 @@ impl Pair {
         Ok(Pair { certificate: text.into_bytes(), key: key.into_bytes(), leaf, certified })
     }
 
-    /// A certificate and its key in files, which may be the same.
+    /// Returns a certificate and its key in files, which may be the same.
     pub fn from_files(certificate: &Path, key: &Path) -> Result<Pair, Error> {
         let from = match certificate == key {
             true => certificate.display().to_string(),
@@ -67,13 +67,13 @@ impl Pair {
         Pair::from_pem(&text, &fs::read(key).map_err(Error::file(key))?, &from)
     }
 
-    /// Whether its life is over.
+    /// Returns whether its life is over.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         now > self.leaf.not_after()
     }
 }
 
-/// A private key in PEM.
+/// Returns a private key in PEM.
 fn key_text(key: &PrivateKeyDer<'_>) -> String {
     let label = match key {
         PrivateKeyDer::Pkcs1(_) => "RSA PRIVATE KEY",
@@ -112,12 +112,12 @@ impl Store {
         Ok(store)
     }
 
-    /// The link to the current certificate, which may be absent.
+    /// Returns the link to the current certificate, which may be absent.
     pub fn current_path(&self) -> PathBuf {
         self.path("current")
     }
 
-    /// The link that becomes the current one.
+    /// Returns the link that becomes the current one.
     fn updated_path(&self) -> PathBuf {
         self.path("updated")
     }
@@ -164,12 +164,12 @@ fn date(now: Timestamp) -> String {
     text.trim_end_matches('Z').replace(['T', ':'], "-")
 }
 
-/// Whether a file, or what a link leads to, is there. Upstream: `FileExists`.
+/// Returns whether a file, or what a link leads to, is there. Upstream: `FileExists`.
 fn exists(path: &Path) -> Result<bool, Error> {
     path.try_exists().map_err(Error::file(path))
 }
 
-/// Whether the path is a link; one that is something else is an error.
+/// Returns whether the path is a link; one that is something else is an error.
 fn is_link(path: &Path) -> Result<bool, Error> {
     match fs::symlink_metadata(path) {
         Ok(file) if file.is_symlink() => Ok(true),

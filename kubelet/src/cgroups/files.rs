@@ -55,7 +55,7 @@ impl StdError for Error {
 }
 
 impl Hierarchy {
-    /// The machine's. Blocks.
+    /// Returns the machine's. Blocks.
     ///
     /// # Errors
     /// None is mounted.
@@ -107,7 +107,7 @@ impl Hierarchy {
         matches!(self, Hierarchy::V2 { .. })
     }
 
-    /// The folder of a cgroup that has the files of a controller.
+    /// Returns the folder of a cgroup that has the files of a controller.
     pub fn folder(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let root = match self {
             Hierarchy::V1 { mounts } => mounts.get(controller)?,
@@ -116,7 +116,7 @@ impl Hierarchy {
         Some(below(root, path))
     }
 
-    /// The folders of a cgroup, one a mount.
+    /// Returns the folders of a cgroup, one a mount.
     pub fn folders(&self, path: &str) -> Vec<PathBuf> {
         let mut folders: Vec<PathBuf> = match self {
             Hierarchy::V1 { mounts } => mounts.values().map(|root| below(root, path)).collect(),
@@ -144,7 +144,7 @@ impl Hierarchy {
         format!("{pod}/{}", name.as_deref().unwrap_or(id))
     }
 
-    /// Whether a cgroup exists in each mount.
+    /// Returns whether a cgroup exists in each mount.
     pub fn exists(&self, path: &str) -> bool {
         self.folders(path).iter().all(|folder| folder.is_dir())
     }
@@ -223,7 +223,7 @@ impl Hierarchy {
     }
 }
 
-/// The controllers of a cgroup of version 2, as its file names them.
+/// Returns the controllers of a cgroup of version 2, as its file names them.
 fn controllers_of(folder: &Path) -> String {
     fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default()
 }

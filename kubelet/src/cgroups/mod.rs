@@ -98,22 +98,22 @@ impl Cgroups {
         }
     }
 
-    /// The mounted cgroups.
+    /// Returns the mounted cgroups.
     pub fn hierarchy(&self) -> &Hierarchy {
         &self.hierarchy
     }
 
-    /// Whether a pod has its cgroup.
+    /// Returns whether a pod has its cgroup.
     pub fn has_pod(&self, pod: &Pod) -> bool {
         self.hierarchy.exists(&self.pod(pod))
     }
 
-    /// The path of the cgroup of all pods below the mounts.
+    /// Returns the path of the cgroup of all pods below the mounts.
     pub fn all_pods(&self) -> String {
         self.all_pods.path(self.driver)
     }
 
-    /// The path of a pod's cgroup below the mounts.
+    /// Returns the path of a pod's cgroup below the mounts.
     pub fn pod(&self, pod: &Pod) -> String {
         self.pod_name(pod).path(self.driver)
     }
@@ -122,7 +122,8 @@ impl Cgroups {
         self.class(QosClass::of(pod)).child(&format!("{POD_PREFIX}{}", pod.uid()))
     }
 
-    /// The parent of a pod's containers, as the runtime takes it. Upstream: `GetPodCgroupParent`.
+    /// Returns the parent of a pod's containers, as the runtime takes it. Upstream:
+    /// `GetPodCgroupParent`.
     pub fn parent(&self, pod: &Pod) -> String {
         self.pod_name(pod).parent_of_containers(self.driver)
     }
@@ -171,7 +172,8 @@ impl Cgroups {
         }
     }
 
-    /// The limits of a class. It may use all huge pages: the cgroups of its pods limit them.
+    /// Returns the limits of a class. It may use all huge pages: the cgroups of its pods limit
+    /// them.
     fn of_class(&self, cpu_shares: Option<u64>) -> Resources {
         let huge_pages = self.huge_pages(|_| resources::UNBOUNDED);
         Resources { cpu_shares, huge_pages, ..Resources::default() }
@@ -218,7 +220,7 @@ impl Cgroups {
         self.hierarchy.limit(&path, &self.rounded(resources.clone()))
     }
 
-    /// The limits as the driver keeps them: systemd rounds quotas of CPU.
+    /// Returns the limits as the driver keeps them: systemd rounds quotas of CPU.
     pub fn rounded(&self, resources: Resources) -> Resources {
         match self.driver {
             Driver::Cgroupfs => resources,
@@ -229,13 +231,13 @@ impl Cgroups {
         }
     }
 
-    /// What the cgroup of a pod limits; `None`: its limits are not known.
-    /// Upstream: `GetPodCgroupConfig`.
+    /// Returns what the cgroup of a pod limits; `None`: its limits are not known. Upstream:
+    /// `GetPodCgroupConfig`.
     pub fn pod_limits(&self, pod: &Pod) -> Option<PodLimits> {
         PodLimits::read(&self.hierarchy, &self.pod(pod))
     }
 
-    /// The bytes of memory that a pod uses, or one of its containers, by its id.
+    /// Returns the bytes of memory that a pod uses, or one of its containers, by its id.
     pub fn memory_usage(&self, pod: &Pod, container: Option<&str>) -> Option<u64> {
         let path = match container {
             Some(id) => self.hierarchy.container_below(&self.pod(pod), id),
@@ -253,7 +255,7 @@ impl Cgroups {
         self.hierarchy.make(&path, &self.rounded(resources.clone()))
     }
 
-    /// The pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.
+    /// Returns the pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.
     pub fn pods(&self) -> BTreeSet<Uid> {
         self.pod_folders().into_iter().map(|(uid, _)| uid).collect()
     }
@@ -358,14 +360,14 @@ impl Features {
         present.map(|(file, content, _)| (file.to_owned(), content.to_owned())).collect()
     }
 
-    /// Whether a container's limit of memory is its limit of memory and swap too: its swap in
-    /// version 1. Upstream: `ConfigureNoSwap`.
+    /// Returns whether a container's limit of memory is its limit of memory and swap too: its swap
+    /// in version 1. Upstream: `ConfigureNoSwap`.
     pub fn limits_memory_and_swap(self) -> bool {
         !self.is_v2 && self.has_swap_file
     }
 }
 
-/// The most processes of the machine. Upstream: `pidlimit.Stats`.
+/// Returns the most processes of the machine. Upstream: `pidlimit.Stats`.
 pub fn max_pids() -> Option<i64> {
     let read = |file: &str| -> Option<i64> {
         fs::read_to_string(Path::new("/proc/sys/kernel").join(file)).ok()?.trim().parse().ok()

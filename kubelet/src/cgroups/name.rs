@@ -37,7 +37,7 @@ impl Name {
         self.0.last().map(String::as_str)
     }
 
-    /// The path below the mounts.
+    /// Returns the path below the mounts.
     pub fn path(&self, driver: Driver) -> String {
         match driver {
             Driver::Cgroupfs => format!("/{}", self.0.join("/")),
@@ -48,7 +48,7 @@ impl Name {
         }
     }
 
-    /// The name as the parent of containers.
+    /// Returns the name as the parent of containers.
     pub fn parent_of_containers(&self, driver: Driver) -> String {
         match driver {
             Driver::Cgroupfs => self.path(driver),

@@ -113,7 +113,7 @@ fn in_units(resource: &str, quantity: Quantity) -> i64 {
     }
 }
 
-/// The requests or limits of a pod with its overhead: in millis for `cpu`, else in units.
+/// Returns the requests or limits of a pod with its overhead: in millis for `cpu`, else in units.
 /// Upstream: `PodRequests`, `PodLimits`.
 pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
     let total = of_pod(pod, resource, is_limit);
@@ -122,7 +122,7 @@ pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
     in_units(resource, total + overhead.unwrap_or(Quantity::ZERO))
 }
 
-/// The bytes of huge pages of a size that a pod asks for. Upstream: `HugePageLimits`.
+/// Returns the bytes of huge pages of a size that a pod asks for. Upstream: `HugePageLimits`.
 pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     let containers = pod.all_containers().map(|container| container.resources.as_ref());
     let all = containers.chain([pod.spec().resources.as_ref()]).flatten();
@@ -133,7 +133,7 @@ pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     names.into_iter().map(|name| pod_amount(pod, name, false)).fold(0, i64::saturating_add)
 }
 
-/// Whether each container, or the pod itself, limits a resource.
+/// Returns whether each container, or the pod itself, limits a resource.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
     let has_limit = |resources: Option<&ResourceRequirements>| {
         listed(resources, resource, true).is_some_and(|limit| limit.is_positive())
@@ -206,7 +206,7 @@ impl Resources {
         files
     }
 
-    /// The pages in use, and those that are reserved.
+    /// Returns the pages in use, and those that are reserved.
     fn pages(&self, suffix: &str) -> impl Iterator<Item = (String, String)> {
         self.huge_pages.iter().flat_map(move |(size, bytes)| {
             ["", "rsvd."]
@@ -222,7 +222,7 @@ fn limit(value: i64) -> String {
     }
 }
 
-/// The shares of the burstable class. Upstream: `setCPUCgroupConfig`.
+/// Returns the shares of the burstable class. Upstream: `setCPUCgroupConfig`.
 pub fn burstable_shares<'a>(pods: impl Iterator<Item = &'a Pod>) -> u64 {
     let burstable = pods.filter(|pod| QosClass::of(pod) == QosClass::Burstable);
     shares(burstable.map(|pod| pod_amount(pod, "cpu", false)).fold(0, i64::saturating_add))

@@ -40,7 +40,7 @@ impl Default for Systemd {
     }
 }
 
-/// The quota of CPU that systemd can keep for a period of 100 ms, which may be more.
+/// Returns the quota of CPU that systemd can keep for a period of 100 ms, which may be more.
 pub fn rounded_quota(quota: i64) -> i64 {
     match per_second(quota) {
         None => quota,
@@ -55,7 +55,7 @@ fn per_second(quota: i64) -> Option<i64> {
         .then(|| (micros.saturating_add(QUOTA_STEP - 1) / QUOTA_STEP).saturating_mul(QUOTA_STEP))
 }
 
-/// The first number of a version such as `v245.4-1.fc32`; 0: it has none.
+/// Returns the first number of a version such as `v245.4-1.fc32`; 0: it has none.
 fn major(version: &str) -> u32 {
     let digits = version.trim_start_matches(['"', 'v']);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());

@@ -232,7 +232,7 @@ pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument
     message.0
 }
 
-/// The length of a message, by its first [`PREFIX`] bytes.
+/// Returns the length of a message, by its first [`PREFIX`] bytes.
 ///
 /// # Errors
 /// It is no message, or too long.
@@ -321,7 +321,7 @@ impl Body {
         Ok(if is_big_endian { bytes.fold(0, add) } else { bytes.rev().fold(0, add) })
     }
 
-    /// The next argument, of the type `u`, `b` or `h`.
+    /// Returns the next argument, of the type `u`, `b` or `h`.
     ///
     /// # Errors
     /// The message has no more.
@@ -330,7 +330,7 @@ impl Body {
         Ok(self.number::<4>()? as u32)
     }
 
-    /// The next argument, of the type `t`.
+    /// Returns the next argument, of the type `t`.
     ///
     /// # Errors
     /// The message has no more.
@@ -338,7 +338,7 @@ impl Body {
         self.number::<8>()
     }
 
-    /// The next argument, of the type `s` or `o`.
+    /// Returns the next argument, of the type `s` or `o`.
     ///
     /// # Errors
     /// The message has no more, or it is no text.
@@ -347,7 +347,7 @@ impl Body {
         self.terminated(length)
     }
 
-    /// The next argument, of the type `g`.
+    /// Returns the next argument, of the type `g`.
     ///
     /// # Errors
     /// The message has no more, or it is no text.

@@ -68,8 +68,8 @@ pub fn observe(
     Ok((found, devices.first() != devices.last()))
 }
 
-/// Whether a threshold is crossed. With `reclaims`: with the amount on top that has to be freed.
-/// Upstream: `thresholdsMet`.
+/// Returns whether a threshold is crossed. With `reclaims`: with the amount on top that has to be
+/// freed. Upstream: `thresholdsMet`.
 fn is_met(threshold: &Threshold, observations: &Observations, reclaims: bool) -> bool {
     let Some(observed) = observations.get(&threshold.signal) else { return false };
     let extra = threshold.min_reclaim.filter(|_| reclaims);
@@ -102,7 +102,7 @@ impl Watch {
         &self.thresholds
     }
 
-    /// The signals whose thresholds are crossed, whether or not their grace is over.
+    /// Returns the signals whose thresholds are crossed, whether or not their grace is over.
     pub fn crossed(&self) -> impl Iterator<Item = Signal> {
         let all = self.thresholds.iter().zip(&self.since);
         all.filter(|(_, since)| since.is_some()).map(|(threshold, _)| threshold.signal)

@@ -89,7 +89,8 @@ fn changes(queue: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
     }
 }
 
-/// Whether a file that was created is still to be written: it is reported when it is closed.
+/// Returns whether a file that was created is still to be written: it is reported when it is
+/// closed.
 fn is_empty(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|data| data.is_file() && data.len() == 0)
 }

@@ -249,7 +249,7 @@ impl Plugin {
         Ok(answer.auth)
     }
 
-    /// An answer that still holds; those that do not are forgotten.
+    /// Returns an answer that still holds; those that do not are forgotten.
     fn cached(&self, image: &str, now: Duration) -> Option<ByPattern> {
         let mut cache = self.cache.lock();
         cache.retain(|_, (until, _)| *until >= now);

@@ -26,7 +26,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The credentials as the runtime takes them.
+    /// Returns the credentials as the runtime takes them.
     pub fn config(&self) -> api::AuthConfig {
         api::AuthConfig {
             username: self.username.clone(),

@@ -25,7 +25,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Whether no image ever goes.
+    /// Returns whether no image ever goes.
     pub fn is_off(&self) -> bool {
         self.high_percent == 100 && self.max_age.is_zero()
     }
@@ -103,14 +103,14 @@ impl Records {
     }
 }
 
-/// Whether an image goes by its age. `running`: the time for which uses were noted.
+/// Returns whether an image goes by its age. `running`: the time for which uses were noted.
 /// Upstream: `freeOldImages`.
 pub fn is_old(image: &Candidate, policy: &Policy, now: Duration, running: Duration) -> bool {
     let is_unused = image.last_used.is_none_or(|used| now.saturating_sub(used) > policy.max_age);
     !policy.max_age.is_zero() && running > policy.max_age && is_unused
 }
 
-/// Whether an image may go to free space. Upstream: `freeSpace`.
+/// Returns whether an image may go to free space. Upstream: `freeSpace`.
 pub fn may_go(image: &Candidate, policy: &Policy, now: Duration) -> bool {
     image.last_used.is_none_or(|used| used < now)
         && now.saturating_sub(image.first_detected) >= policy.min_age
@@ -124,7 +124,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The file system that holds `path`. Blocks.
+    /// Returns the file system that holds `path`. Blocks.
     ///
     /// # Errors
     /// When the path does not exist.
@@ -142,7 +142,7 @@ impl Disk {
         100 - u64::try_from(free).unwrap_or(100)
     }
 
-    /// The bytes to free, if the usage has reached the high threshold.
+    /// Returns the bytes to free, if the usage has reached the high threshold.
     pub fn to_free(self, policy: &Policy) -> Option<u64> {
         (self.used_percent() >= policy.high_percent).then(|| {
             let wanted = u128::from(self.capacity) * u128::from(100 - policy.low_percent) / 100;
@@ -222,7 +222,7 @@ impl ImageGc {
         self.free(candidates, u64::MAX, now).await.map(drop)
     }
 
-    /// The disk of images. Upstream: `ImageFsStats`.
+    /// Returns the disk of images. Upstream: `ImageFsStats`.
     ///
     /// # Errors
     /// The runtime does not name it, or it does not exist.
@@ -305,7 +305,7 @@ impl ImageGc {
     }
 }
 
-/// Where the runtime keeps images.
+/// Returns where the runtime keeps images.
 ///
 /// # Errors
 /// The runtime does not name it.

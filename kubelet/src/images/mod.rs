@@ -72,7 +72,7 @@ impl Failures {
         Failures { backoff, last_pull_errors: HashMap::new() }
     }
 
-    /// The last error of a pull that has to wait; `None`: it need not wait.
+    /// Returns the last error of a pull that has to wait; `None`: it need not wait.
     fn last_error(&self, key: &str, now: Duration) -> Option<&str> {
         let error = self.last_pull_errors.get(key).map(String::as_str);
         error.filter(|_| self.backoff.is_waiting(key, now))

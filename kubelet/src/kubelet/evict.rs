@@ -94,7 +94,8 @@ impl Kubelet {
         self.shutdown.set(is_shutting_down);
     }
 
-    /// Why the node takes no pods; `None`: the machine does not shut down. Upstream: `ShutdownStatus`.
+    /// Returns why the node takes no pods; `None`: the machine does not shut down. Upstream:
+    /// `ShutdownStatus`.
     pub fn shutdown_fault(&self) -> Option<String> {
         self.shutdown.is_set().then(|| "node is shutting down".to_owned())
     }

@@ -57,7 +57,7 @@ impl LoopHealth {
         state.fault = Some(fault);
     }
 
-    /// Whether the runtime could be listed the last time.
+    /// Returns whether the runtime could be listed the last time.
     pub(super) fn answers(&self) -> bool {
         self.state.lock().fault.is_none()
     }

@@ -53,23 +53,23 @@ impl Snapshot {
         }
     }
 
-    /// The pods that differ from those of an earlier snapshot.
+    /// Returns the pods that differ from those of an earlier snapshot.
     pub fn changed_since(&self, earlier: &Snapshot) -> BTreeSet<Uid> {
         let all = self.pods.keys().chain(earlier.pods.keys());
         all.filter(|uid| self.pods.get(*uid) != earlier.pods.get(*uid)).cloned().collect()
     }
 
-    /// How many pods have a sandbox that is ready.
+    /// Returns how many pods have a sandbox that is ready.
     pub fn running_pods(&self) -> usize {
         self.running.len()
     }
 
-    /// How many containers have a state.
+    /// Returns how many containers have a state.
     pub fn containers(&self, state: State) -> usize {
         self.containers.get(&state).copied().unwrap_or_default()
     }
 
-    /// The pods of which the runtime has anything.
+    /// Returns the pods of which the runtime has anything.
     pub fn pods(&self) -> impl Iterator<Item = &Uid> {
         self.pods.keys()
     }

@@ -36,13 +36,14 @@ impl Resizes {
         Resizes { allocated, conditions: ResizeConditions::default(), pending: Mutex::default() }
     }
 
-    /// The pod with the resources that are allocated to it. Upstream: `UpdatePodFromAllocation`.
+    /// Returns the pod with the resources that are allocated to it. Upstream:
+    /// `UpdatePodFromAllocation`.
     pub(super) fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let record = self.allocated.get(&pod.uid());
         record.and_then(|record| record.apply(pod)).map_or_else(|| pod.clone(), Arc::new)
     }
 
-    /// Whether the pod asks for other resources than are allocated to it.
+    /// Returns whether the pod asks for other resources than are allocated to it.
     fn differs(&self, pod: &Pod) -> bool {
         self.allocated.get(&pod.uid()).is_some_and(|record| record.apply(pod).is_some())
     }
@@ -64,12 +65,12 @@ impl Resizes {
         self.pending.lock().retain(|uid| known(uid));
     }
 
-    /// How many changes wait, and how many are under way.
+    /// Returns how many changes wait, and how many are under way.
     pub(super) fn counts(&self) -> (usize, usize) {
         self.conditions.counts()
     }
 
-    /// The conditions of a pod, as its status shows them.
+    /// Returns the conditions of a pod, as its status shows them.
     pub(super) fn conditions(&self, uid: &str) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
         self.conditions.get(uid).conditions()
     }
@@ -262,7 +263,7 @@ struct Asked<'a> {
     resources: ResourceRequirements,
 }
 
-/// What events say of a pod's resources. Upstream: `makeResourceSummaryFromSpec`.
+/// Returns what events say of a pod's resources. Upstream: `makeResourceSummaryFromSpec`.
 fn summary(pod: &Pod, generation: Option<i64>, error: Option<&str>) -> String {
     let summary = Summary {
         init_containers: pod.init_containers().iter().map(Asked::of).collect(),

@@ -74,7 +74,7 @@ fn fraction(text: &[u8]) -> Option<(u32, usize)> {
     Some((value * 10_u32.pow(9 - u32::try_from(count).ok()?), AT + 1 + count))
 }
 
-/// The days from 1970 to a day of the Gregorian calendar.
+/// Returns the days from 1970 to a day of the Gregorian calendar.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     // Years begin in March, so that the leap day is the last one.
     let year = if month > 2 { year } else { year - 1 };
@@ -153,7 +153,7 @@ impl Decoder {
         }
     }
 
-    /// Whether nothing more will be shown.
+    /// Returns whether nothing more will be shown.
     pub fn is_done(&self) -> bool {
         self.is_done
     }

@@ -36,7 +36,7 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// The log at `path`, which has to be below `folder`: a pod's own folder in `root`.
+    /// Returns the log at `path`, which has to be below `folder`: a pod's own folder in `root`.
     ///
     /// # Errors
     /// It is elsewhere.

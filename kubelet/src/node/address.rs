@@ -199,7 +199,7 @@ impl NodeAddress {
         found.ok_or_else(|| Error::NoAddress { node: hostname.clone() })
     }
 
-    /// The address of the default route, of the preferred family first.
+    /// Returns the address of the default route, of the preferred family first.
     fn default_route(&self) -> Option<IpAddr> {
         self.route_by(|(any, far)| {
             let socket = UdpSocket::bind(any)?;
@@ -254,8 +254,8 @@ fn validate(ip: IpAddr) -> Result<(), String> {
     Err(fault.to_owned())
 }
 
-/// The addresses at which the API's objects show a Node: the first one of its internal and external
-/// addresses, and the first one of the other family. Upstream: `GetNodeHostIPs`.
+/// Returns the addresses at which the API's objects show a Node: the first one of its internal and
+/// external addresses, and the first one of the other family. Upstream: `GetNodeHostIPs`.
 pub fn host_ips(node: &core::Node) -> Vec<IpAddr> {
     let all = || node.status.iter().flat_map(|status| &status.addresses).flatten();
     let of = |kind: &'static str| all().filter(move |address| address.type_ == kind);

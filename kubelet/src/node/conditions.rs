@@ -113,7 +113,7 @@ pub fn set_ready(
     }
 }
 
-/// The condition Ready, if there is one.
+/// Returns the condition Ready, if there is one.
 pub fn ready(conditions: &[core::NodeCondition]) -> Option<&core::NodeCondition> {
     conditions.iter().find(|condition| condition.type_ == READY)
 }

@@ -22,7 +22,7 @@ pub struct PageSize {
 }
 
 impl PageSize {
-    /// Those of the machine. Blocks. Upstream: `HugePageSizes`.
+    /// Returns those of the machine. Blocks. Upstream: `HugePageSizes`.
     pub fn detect() -> Vec<PageSize> {
         PageSize::below(Path::new(FOLDER))
     }
@@ -55,13 +55,14 @@ fn name_of(bytes: i64) -> String {
     format!("{size}{}", units[unit])
 }
 
-/// The bytes of a page that a resource such as `hugepages-2Mi` is of; `None`: it is another one.
+/// Returns the bytes of a page that a resource such as `hugepages-2Mi` is of; `None`: it is another
+/// one.
 pub fn size_of(resource: &str) -> Option<i64> {
     let size: Quantity = resource.strip_prefix(RESOURCE)?.parse().ok()?;
     Some(size.value())
 }
 
-/// The resource of pages of a size: `hugepages-2Mi`. Upstream: `HugePageResourceName`.
+/// Returns the resource of pages of a size: `hugepages-2Mi`. Upstream: `HugePageResourceName`.
 pub fn resource(bytes: i64) -> String {
     format!("{RESOURCE}{}", Quantity::from_milli(bytes.saturating_mul(1000), Format::BinarySi))
 }

@@ -133,7 +133,7 @@ impl Taint {
         }
     }
 
-    /// The taint as a Node has it.
+    /// Returns the taint as a Node has it.
     pub fn of_node(&self) -> core::Taint {
         core::Taint {
             key: self.key.clone(),

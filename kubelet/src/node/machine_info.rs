@@ -59,7 +59,7 @@ impl MachineInfo {
     }
 }
 
-/// The content of the first file that can be read.
+/// Returns the content of the first file that can be read.
 fn first_of(root: &Path, files: &[&str]) -> String {
     let mut texts = files.iter().filter_map(|file| fs::read_to_string(root.join(file)).ok());
     let text = texts.next().unwrap_or_default();
@@ -71,14 +71,15 @@ fn pretty_name(os_release: &str) -> String {
     name.map_or_else(|| "Linux".to_owned(), |name| name.trim_matches(['"', '\'']).to_owned())
 }
 
-/// The value of a line `NAME VALUE kB`.
+/// Returns the value of a line `NAME VALUE kB`.
 fn kib(meminfo: &str, name: &str) -> i64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse().ok());
     kib.unwrap_or(0)
 }
 
-/// The CPUs of the machine. The kubelet's own quota and affinity say nothing about its pods'.
+/// Returns the CPUs of the machine. The kubelet's own quota and affinity say nothing about its
+/// pods'.
 fn online_cpus() -> i64 {
     let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let own = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64);

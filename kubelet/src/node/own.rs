@@ -76,19 +76,19 @@ impl OwnNode {
         &self.inner.name
     }
 
-    /// The Node as the API server has it; `None`: it has none, as far as is known.
+    /// Returns the Node as the API server has it; `None`: it has none, as far as is known.
     /// Upstream: `nodeLister.Get`.
     pub fn registered(&self) -> Option<Arc<core::Node>> {
         self.inner.registered.read().clone()
     }
 
-    /// The Node as the API server has it, or else the one that the kubelet would register.
+    /// Returns the Node as the API server has it, or else the one that the kubelet would register.
     /// Upstream: `getNodeAnyWay`.
     pub fn get(&self) -> Arc<core::Node> {
         self.registered().unwrap_or_else(|| self.inner.initial.read().clone())
     }
 
-    /// What pods may have of a resource; zero: nothing is known of it.
+    /// Returns what pods may have of a resource; zero: nothing is known of it.
     pub fn allocatable(&self, resource: &str) -> Quantity {
         let node = self.get();
         let all = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
@@ -96,8 +96,9 @@ impl OwnNode {
         found.and_then(|quantity| quantity.0.parse().ok()).unwrap_or_default()
     }
 
-    /// The node's addresses, the one of `status.hostIP` first; empty: they are not known. Those of a
-    /// Node that is not registered are read from the machine. Upstream: `getHostIPsAnyWay`.
+    /// Returns the node's addresses, the one of `status.hostIP` first; empty: they are not known.
+    /// Those of a Node that is not registered are read from the machine. Upstream:
+    /// `getHostIPsAnyWay`.
     pub fn host_ips(&self) -> Vec<String> {
         let ips = match self.registered() {
             Some(node) => address::host_ips(&node),
@@ -106,7 +107,8 @@ impl OwnNode {
         ips.into_iter().map(|ip| ip.to_string()).collect()
     }
 
-    /// Where pods with the node's network listen, without an address on the loopback at least.
+    /// Returns where pods with the node's network listen, without an address on the loopback at
+    /// least.
     pub fn address_or_loopback(&self) -> String {
         self.host_ips().into_iter().next().unwrap_or_else(|| "127.0.0.1".to_owned())
     }

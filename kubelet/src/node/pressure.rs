@@ -46,12 +46,12 @@ impl NodePressure {
         last.held = last.observed.keys().copied().collect();
     }
 
-    /// Whether the node is under a pressure, as of the last observation.
+    /// Returns whether the node is under a pressure, as of the last observation.
     pub fn is_under(&self, pressure: Pressure) -> bool {
         self.last.lock().held.contains(&pressure)
     }
 
-    /// All pressures of the node, as of the last observation.
+    /// Returns all pressures of the node, as of the last observation.
     pub fn all(&self) -> Vec<Pressure> {
         self.last.lock().held.clone()
     }

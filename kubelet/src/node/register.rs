@@ -37,7 +37,7 @@ const DEVICE_CHECKPOINT: &str = "device-plugins/kubelet_internal_checkpoint";
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(7);
 
-/// The delay before the next attempt.
+/// Returns the delay before the next attempt.
 pub fn next_delay(last: Option<Duration>) -> Duration {
     last.map_or(FIRST_DELAY, |last| (last * 2).min(MAX_DELAY))
 }

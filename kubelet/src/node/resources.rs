@@ -29,7 +29,7 @@ pub struct NodeResources {
     pub hard_eviction: Amounts,
 }
 
-/// An amount of bytes, in binary units.
+/// Returns an amount of bytes, in binary units.
 pub fn bytes(count: i64) -> Quantity {
     Quantity::from_milli(count.saturating_mul(1000), Format::BinarySi)
 }
@@ -91,7 +91,7 @@ impl NodeResources {
         Ok(())
     }
 
-    /// All that is reserved of a resource. Upstream: `GetNodeAllocatableReservation`.
+    /// Returns all that is reserved of a resource. Upstream: `GetNodeAllocatableReservation`.
     fn reservation(&self, resource: &str) -> Quantity {
         let all = [&self.system_reserved, &self.kube_reserved, &self.hard_eviction];
         let found = all.into_iter().filter_map(|amounts| amounts.get(resource).copied());
@@ -119,8 +119,9 @@ impl NodeResources {
         }
     }
 
-    /// What all pods together may use, without regard to evictions, which come first. `capacity`:
-    /// what the machine has of a resource. Upstream: `getNodeAllocatableInternalAbsolute`.
+    /// Returns what all pods together may use, without regard to evictions, which come first.
+    /// `capacity`: what the machine has of a resource. Upstream:
+    /// `getNodeAllocatableInternalAbsolute`.
     pub fn pod_limit(&self, resource: &str, capacity: Quantity) -> Quantity {
         let of = |amounts: &Amounts| amounts.get(resource).copied().unwrap_or_default();
         at_least_zero(capacity - of(&self.system_reserved) - of(&self.kube_reserved))
@@ -180,8 +181,8 @@ fn reserved(name: &str, text: &str) -> Result<Quantity, Error> {
     }
 }
 
-/// Whether a resource is advertised by a device plugin or by a person.
-/// Upstream: `IsExtendedResourceName`.
+/// Returns whether a resource is advertised by a device plugin or by a person. Upstream:
+/// `IsExtendedResourceName`.
 pub fn is_extended(resource: &str) -> bool {
     let is_native = !resource.contains('/') || resource.contains("kubernetes.io/");
     !is_native && !resource.starts_with("requests.")

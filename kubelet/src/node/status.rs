@@ -164,7 +164,7 @@ fn set_info(status: &mut core::NodeStatus, inputs: &Inputs, name: &str) -> Optio
 /// Go's name of the system.
 pub const OS: &str = "linux";
 
-/// Go's name of the processor.
+/// Returns Go's name of the processor.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -212,7 +212,7 @@ fn lacks(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
     is_fault.then(|| format!("missing node capacity for resources: {}", missing.join(", ")))
 }
 
-/// Whether two statuses differ in more than the time at which the kubelet was heard of.
+/// Returns whether two statuses differ in more than the time at which the kubelet was heard of.
 /// Upstream: `nodeStatusHasChanged`.
 pub fn has_changed(before: &core::NodeStatus, after: &core::NodeStatus) -> bool {
     normal(before) != normal(after)

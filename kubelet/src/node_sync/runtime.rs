@@ -122,14 +122,14 @@ impl RuntimeWatch {
         }
     }
 
-    /// What is known of the runtime. `pleg`: the fault of the relist.
+    /// Returns what is known of the runtime. `pleg`: the fault of the relist.
     pub fn info(&self, pleg: Option<String>) -> RuntimeInfo {
         let state = self.state.lock();
         let faults = state.faults(pleg, self.clock.monotonic());
         RuntimeInfo { faults, ..state.info.clone() }
     }
 
-    /// The images of the runtime; `None`: they were not listed yet.
+    /// Returns the images of the runtime; `None`: they were not listed yet.
     pub fn images(&self) -> Option<Vec<ImageNames>> {
         self.state.lock().images.clone()
     }

@@ -56,7 +56,8 @@ impl State {
         State(objects.map(object).collect())
     }
 
-    /// The objects that another state of the folder has not, or not as here, or not any more.
+    /// Returns the objects that another state of the folder has not, or not as here, or not any
+    /// more.
     fn changes(&self, other: &State) -> BTreeSet<Key> {
         let keys = self.0.keys().chain(other.0.keys());
         keys.filter(|key| self.contents(key) != other.contents(key)).cloned().collect()
@@ -66,7 +67,7 @@ impl State {
         self.0.get(key).map(|object| &object.contents)
     }
 
-    /// The object of a file.
+    /// Returns the object of a file.
     fn of_file(&self, file: &Path) -> Option<(Key, Arc<Contents>)> {
         let mut objects = self.0.iter();
         let (key, object) = objects.find(|(_, object)| object.file == file)?;

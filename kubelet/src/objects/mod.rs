@@ -75,7 +75,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The content of a key, for a file.
+    /// Returns the content of a key, for a file.
     pub fn bytes(&self, key: &str) -> Option<&[u8]> {
         self.data.get(key).or_else(|| self.binary_data.get(key)).map(Vec::as_slice)
     }
@@ -115,7 +115,7 @@ impl PodObjects {
         }
     }
 
-    /// The token of the pod's account for a source of a volume.
+    /// Returns the token of the pod's account for a source of a volume.
     ///
     /// # Errors
     /// It is not there yet, or could not be fetched.
@@ -128,7 +128,7 @@ impl PodObjects {
         }
     }
 
-    /// Whether the API server has answered for all of them.
+    /// Returns whether the API server has answered for all of them.
     fn is_settled(&self) -> bool {
         self.objects.values().all(|known| *known != Known::NotYet)
             && self.tokens.values().all(KnownToken::is_settled)
@@ -195,7 +195,7 @@ struct ServerObjects {
 }
 
 impl Objects {
-    /// The objects of a folder, and of no API server.
+    /// Returns the objects of a folder, and of no API server.
     pub fn new(folder: LocalObjects, clock: SharedClock) -> Objects {
         Objects { folder, server: None, clock }
     }
@@ -222,7 +222,7 @@ impl Objects {
         Objects { server: Some(server), ..self }
     }
 
-    /// Those of the API server, for a pod that is from there.
+    /// Returns those of the API server, for a pod that is from there.
     fn server_of(&self, pod: &Pod) -> Option<&ServerObjects> {
         self.server.as_ref().filter(|_| !pod.is_static())
     }
@@ -331,7 +331,7 @@ impl Objects {
         self.settled(server, handler, is_settled).await
     }
 
-    /// The variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
+    /// Returns the variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
     ///
     /// # Errors
     /// The pod is of the API server, and the Services are not known yet.

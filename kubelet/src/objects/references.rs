@@ -110,7 +110,7 @@ fn of_pulls(pod: &Pod) -> Vec<Name<'_>> {
     secrets.map(|secret| (Kind::Secret, secret.name.as_str())).collect()
 }
 
-/// The sources of all projected volumes.
+/// Returns the sources of all projected volumes.
 fn projections(pod: &Pod) -> impl Iterator<Item = &core::VolumeProjection> {
     let volumes = pod.spec().volumes.iter().flatten();
     let projected = volumes.filter_map(|volume| volume.projected.as_ref());

@@ -175,12 +175,12 @@ impl Registry {
         }
     }
 
-    /// All registered pods.
+    /// Returns all registered pods.
     pub(super) fn pods(&self) -> Vec<Uid> {
         self.pods.keys().cloned().collect()
     }
 
-    /// The registered pods that refer to an object.
+    /// Returns the registered pods that refer to an object.
     pub(super) fn users(&self, key: &Key) -> Vec<Uid> {
         let users = self.pods.iter().filter(|(_, keys)| keys.contains(key));
         users.map(|(uid, _)| uid.clone()).collect()

@@ -94,8 +94,8 @@ impl Object for Service {
     }
 }
 
-/// The variables of Services: those of a pod's namespace come before the API server's of the same
-/// name.
+/// Returns the variables of Services: those of a pod's namespace come before the API server's of
+/// the same name.
 fn variables<'a>(
     master: Option<&'a Service>,
     own: impl Iterator<Item = &'a Service>,

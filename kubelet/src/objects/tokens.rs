@@ -83,8 +83,8 @@ struct Issued {
 }
 
 impl Issued {
-    /// Whether it has to be renewed: in the last fifth of its life, or after a day. `jitter`: how
-    /// much earlier. Upstream: `requiresRefresh`.
+    /// Returns whether it has to be renewed: in the last fifth of its life, or after a day.
+    /// `jitter`: how much earlier. Upstream: `requiresRefresh`.
     fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
         // The API server counts its life in whole seconds.
         let fifth = Duration::from_secs(self.lifetime.as_secs() * 20 / 100);
@@ -114,7 +114,7 @@ impl Token {
         }
     }
 
-    /// Whether a request has to be sent.
+    /// Returns whether a request has to be sent.
     fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
         !self.is_requested && self.issued.as_ref().is_none_or(|issued| issued.is_due(now, jitter))
     }

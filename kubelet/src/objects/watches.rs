@@ -69,7 +69,7 @@ impl Watches {
         self.0.registry.lock().forget(uid);
     }
 
-    /// What is known of these objects, without those that no pod refers to.
+    /// Returns what is known of these objects, without those that no pod refers to.
     pub(super) fn known(&self, keys: &BTreeSet<Key>) -> BTreeMap<Key, Known> {
         let Inner { registry, clock, stop, .. } = &*self.0;
         let (known, new) = registry.lock().read(keys, clock.monotonic(), stop);

@@ -39,7 +39,7 @@ impl Streak {
     }
 }
 
-/// The delay of a container's first probe: the rest of its initial delay, counted from the
+/// Returns the delay of a container's first probe: the rest of its initial delay, counted from the
 /// container's start, and at the start of the agent a part of the period, so that not all
 /// containers are probed at once. `running`, `since`: the ages of the container and of the agent.
 /// `part`: from 0 to 1.

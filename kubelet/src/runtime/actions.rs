@@ -71,7 +71,7 @@ pub struct Reset {
     pub is_running: bool,
 }
 
-/// Whether the end of a container has to restart all of them. Upstream: the half of
+/// Returns whether the end of a container has to restart all of them. Upstream: the half of
 /// `ShouldAllContainersRestart` that looks at the runtime.
 pub fn triggers_restart_of_all(pod: &Pod, status: &PodStatus) -> bool {
     pod.all_containers().any(|container| {

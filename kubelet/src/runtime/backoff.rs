@@ -34,7 +34,7 @@ impl Backoff {
         (!entry.is_expired(event) && now < until).then_some(until)
     }
 
-    /// Whether `key` has to wait after its last event. Upstream: `IsInBackOffSinceUpdate`.
+    /// Returns whether `key` has to wait after its last event. Upstream: `IsInBackOffSinceUpdate`.
     pub fn is_waiting(&self, key: &str, now: Duration) -> bool {
         self.entries.get(key).is_some_and(|entry| now < entry.updated + entry.delay)
     }
@@ -49,7 +49,7 @@ impl Backoff {
         self.entries.insert(key.to_owned(), Entry { delay, updated: now });
     }
 
-    /// The delay of `key` after its last event.
+    /// Returns the delay of `key` after its last event.
     pub fn delay(&self, key: &str) -> Option<Duration> {
         self.entries.get(key).map(|entry| entry.delay)
     }

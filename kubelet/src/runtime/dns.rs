@@ -35,8 +35,8 @@ pub struct Resolvers {
     pub cluster_domain: String,
 }
 
-/// The resolver of a pod, by its policy and its own settings. The machine's is read now: it changes with
-/// the machine's network. Blocks.
+/// Returns the resolver of a pod, by its policy and its own settings. The machine's is read now: it
+/// changes with the machine's network. Blocks.
 ///
 /// # Errors
 /// When the machine's file cannot be read.
@@ -167,7 +167,8 @@ fn set_option(options: &mut Vec<String>, option: &str) {
     }
 }
 
-/// Whether an address is on one link only, of the interface that its zone names: `fe80::1%3`.
+/// Returns whether an address is on one link only, of the interface that its zone names:
+/// `fe80::1%3`.
 fn is_scoped(server: &str) -> bool {
     let address = server.split_once('%').and_then(|(address, _)| address.parse::<Ipv6Addr>().ok());
     address.is_some_and(|address| address.is_unicast_link_local())

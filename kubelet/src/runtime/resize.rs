@@ -48,7 +48,7 @@ impl Amounts {
         }
     }
 
-    /// The amounts of one resource: the limit, and the request.
+    /// Returns the amounts of one resource: the limit, and the request.
     fn of_resource(self, resource: Resource) -> (i64, i64) {
         match resource {
             Resource::Memory => (self.memory_limit, self.memory_request),

@@ -85,7 +85,7 @@ pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfi
     }
 }
 
-/// What all containers together may use: runtimes with virtual machines size them by it.
+/// Returns what all containers together may use: runtimes with virtual machines size them by it.
 /// Upstream: `calculateSandboxResources`.
 pub(crate) fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
     let of = |resource, is_limit| Some(of_pod(pod, resource, is_limit)).filter(|q| !q.is_zero());
@@ -132,7 +132,7 @@ fn groups(pod: &Pod) -> Vec<i64> {
     fs_group.into_iter().chain(own.into_iter().flatten()).collect()
 }
 
-/// Whether the groups of a container's image are added to those of the pod.
+/// Returns whether the groups of a container's image are added to those of the pod.
 fn groups_policy(pod: &Pod) -> api::SupplementalGroupsPolicy {
     let security = pod.spec().security_context.as_ref();
     match security.and_then(|security| security.supplemental_groups_policy.as_deref()) {
@@ -141,7 +141,7 @@ fn groups_policy(pod: &Pod) -> api::SupplementalGroupsPolicy {
     }
 }
 
-/// Whether only the pod's own supplemental groups count.
+/// Returns whether only the pod's own supplemental groups count.
 pub fn has_strict_groups(pod: &Pod) -> bool {
     groups_policy(pod) == api::SupplementalGroupsPolicy::Strict
 }

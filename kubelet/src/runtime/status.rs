@@ -110,18 +110,18 @@ pub struct PodStatus {
 }
 
 impl PodStatus {
-    /// The newest container of a name.
+    /// Returns the newest container of a name.
     pub fn container(&self, name: &str) -> Option<&ContainerStatus> {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// The newest container of a name that has ended, also if a newer one runs.
+    /// Returns the newest container of a name that has ended, also if a newer one runs.
     pub fn last_ended(&self, name: &str) -> Option<&ContainerStatus> {
         let mut named = self.containers.iter().filter(|container| container.name == name);
         named.find(|container| container.state == State::Exited)
     }
 
-    /// The newest container of a name before the newest.
+    /// Returns the newest container of a name before the newest.
     pub fn previous(&self, name: &str) -> Option<&ContainerStatus> {
         self.containers.iter().filter(|container| container.name == name).nth(1)
     }
@@ -130,7 +130,7 @@ impl PodStatus {
         self.sandboxes.first().is_some_and(|sandbox| sandbox.id == container.sandbox)
     }
 
-    /// The pod's addresses, once it has a sandbox with a network.
+    /// Returns the pod's addresses, once it has a sandbox with a network.
     pub fn ips(&self) -> &[String] {
         self.sandboxes.first().filter(|sandbox| sandbox.is_ready).map_or(&[], |s| &s.ips)
     }

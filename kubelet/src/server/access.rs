@@ -55,7 +55,7 @@ pub async fn build(
     Ok(Auth::new(config, clock.clone()))
 }
 
-/// The authorities of a file; an empty path: none.
+/// Returns the authorities of a file; an empty path: none.
 async fn trust(file: &str) -> Result<Trust, String> {
     let client_ca = match file {
         "" => None,

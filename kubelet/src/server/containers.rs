@@ -173,7 +173,7 @@ impl Containers {
         found.ok_or_else(|| Response::text(404, "pod does not exist"))
     }
 
-    /// The id of a container that runs. Upstream: `findContainer`.
+    /// Returns the id of a container that runs. Upstream: `findContainer`.
     async fn running(&self, pod: &Pod, target: &Target) -> Result<Option<String>, Response> {
         if !target.uid.is_empty() && !self.kubelet.has_uid(pod, &target.uid) {
             return Ok(None);
@@ -357,8 +357,8 @@ impl Containers {
     }
 }
 
-/// Whether the container of a name, of any kind, was made with a terminal; `None`: there is no such
-/// container. Upstream: `GetContainerSpec`.
+/// Returns whether the container of a name, of any kind, was made with a terminal; `None`: there is
+/// no such container. Upstream: `GetContainerSpec`.
 fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
     let mut ephemeral = pod.ephemeral_containers().iter();
     let tty = match pod.container(name) {

@@ -161,12 +161,12 @@ fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler
     })
 }
 
-/// The answer of upstream's router to a request with another method.
+/// Returns the answer of upstream's router to a request with another method.
 fn method_not_allowed() -> Response {
     Response::text(405, "405: Method Not Allowed")
 }
 
-/// A handler for these methods.
+/// Returns a handler for these methods.
 fn only(methods: &'static [&'static str], inner: Handler) -> Handler {
     Arc::new(move |request: Request| match methods.contains(&request.method.as_str()) {
         true => inner(request),

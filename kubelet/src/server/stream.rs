@@ -180,7 +180,7 @@ async fn refusal(answer: hyper::Response<Incoming>) -> Response {
     refusal
 }
 
-/// An answer for a stream that there is not.
+/// Returns an answer for a stream that there is not.
 pub fn failure(error: &StreamError) -> Response {
     let text = chain(error);
     log::error!("Error while proxying request: {text}");

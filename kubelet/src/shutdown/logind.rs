@@ -37,7 +37,7 @@ impl Logind {
         Connection::open(socket).map(Logind).map_err(Error::Bus)
     }
 
-    /// The longest delay of a shutdown. Upstream: `CurrentInhibitDelay`.
+    /// Returns the longest delay of a shutdown. Upstream: `CurrentInhibitDelay`.
     ///
     /// # Errors
     /// There is no logind.

@@ -45,7 +45,7 @@ const STATE: &str = "graceful_node_shutdown_state";
 
 /// What has to happen to the node's pods.
 pub trait Pods: Send + Sync {
-    /// Those that run.
+    /// Returns those that run.
     fn active(&self) -> Vec<Arc<Pod>>;
 
     /// From now on, new pods are admitted or not, and the Node is ready or not.

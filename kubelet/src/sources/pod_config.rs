@@ -22,7 +22,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The name in the annotation `kubernetes.io/config.source`.
+    /// Returns the name in the annotation `kubernetes.io/config.source`.
     pub fn name(self) -> &'static str {
         match self {
             Source::File => "file",
@@ -160,7 +160,7 @@ fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
     }
 }
 
-/// The annotations without those that the kubelet adds. Upstream: `isLocalAnnotationKey`.
+/// Returns the annotations without those that the kubelet adds. Upstream: `isLocalAnnotationKey`.
 fn source_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
     pod.metadata
         .annotations

@@ -206,7 +206,7 @@ impl Faults {
     }
 }
 
-/// Whether a path is not one below its folder.
+/// Returns whether a path is not one below its folder.
 pub fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|part| part == "..")
 }

@@ -22,23 +22,24 @@ const OWN: [&str; 8] = [
     ALL_CONTAINERS_RESTARTING,
 ];
 
-/// Whether only the kubelet writes conditions of this type.
+/// Returns whether only the kubelet writes conditions of this type.
 pub fn is_own(kind: &str) -> bool {
     OWN.contains(&kind)
 }
 
-/// Whether conditions of this type say how far a resize is: their times are those of its steps.
+/// Returns whether conditions of this type say how far a resize is: their times are those of its
+/// steps.
 pub fn is_of_resize(kind: &str) -> bool {
     ["PodResizeInProgress", "PodResizePending"].contains(&kind)
 }
 
-/// Whether the kubelet writes conditions of this type beside others.
-/// Upstream: `PodConditionSharedByKubelet`.
+/// Returns whether the kubelet writes conditions of this type beside others. Upstream:
+/// `PodConditionSharedByKubelet`.
 pub fn is_shared(kind: &str) -> bool {
     kind == DISRUPTION_TARGET
 }
 
-/// The condition of a type, if the status has it.
+/// Returns the condition of a type, if the status has it.
 pub fn find<'a>(status: &'a core::PodStatus, kind: &str) -> Option<&'a core::PodCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
@@ -51,7 +52,7 @@ pub fn replace(conditions: &mut Vec<core::PodCondition>, condition: core::PodCon
     }
 }
 
-/// The generation of the pod that a condition is about; static pods have none.
+/// Returns the generation of the pod that a condition is about; static pods have none.
 pub fn observed_generation(pod: &Pod) -> Option<i64> {
     pod.metadata.generation.filter(|generation| *generation != 0)
 }
@@ -141,7 +142,8 @@ fn containers_ready(pod: &Pod, observed: &Observed<'_>) -> Verdict {
     Verdict::not("ContainersNotReady", Some(message))
 }
 
-/// Why the containers of a pod in this phase are not ready; `None`: the phase does not say it.
+/// Returns why the containers of a pod in this phase are not ready; `None`: the phase does not say
+/// it.
 pub fn terminal_reason(phase: &str) -> Option<&'static str> {
     match phase {
         "Succeeded" => Some("PodCompleted"),

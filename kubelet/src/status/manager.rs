@@ -91,7 +91,8 @@ fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     }
 }
 
-/// Whether nothing of the pod is left, and the server waits for that. Mirror pods are not deleted so.
+/// Returns whether nothing of the pod is left, and the server waits for that. Mirror pods are not
+/// deleted so.
 fn has_to_go(report: &Report, live: &Pod) -> bool {
     report.is_finished && live.metadata.deletion_timestamp.is_some() && !live.is_mirror()
 }

@@ -71,7 +71,8 @@ fn set_unready(status: &mut core::PodStatus, now: &Time) {
     }
 }
 
-/// The patch that makes `new` of the status `old` of the pod of this uid; `None`: they are equal.
+/// Returns the patch that makes `new` of the status `old` of the pod of this uid; `None`: they are
+/// equal.
 pub fn patch(uid: &str, old: &core::PodStatus, new: &core::PodStatus) -> Option<Value> {
     let (old, new) = (settle::value(old), settle::value(new));
     let mut status = changed_members(&old, &new);

@@ -35,7 +35,7 @@ pub struct Names<'a> {
     pub may_delete: bool,
 }
 
-/// Whether the mirror pod shows this state of the static pod. Upstream: `IsMirrorPodOf`.
+/// Returns whether the mirror pod shows this state of the static pod. Upstream: `IsMirrorPodOf`.
 pub fn is_mirror_of(mirror: &Pod, pod: &Pod) -> bool {
     let hash = mirror.annotation(CONFIG_MIRROR);
     mirror.full_name() == pod.full_name() && hash.is_some() && hash == pod.annotation(CONFIG_HASH)

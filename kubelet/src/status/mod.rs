@@ -47,6 +47,6 @@ pub trait Pods: Send + Sync {
     /// `None`: no source has the pod, or it has no status yet.
     fn report(&self, uid: &Uid) -> Option<Report>;
 
-    /// What to do about the mirror pod of this full name; `None`: nothing, for now.
+    /// Returns what to do about the mirror pod of this full name; `None`: nothing, for now.
     fn mirror_step(&self, full_name: &str) -> Option<mirror::Step>;
 }

@@ -116,7 +116,7 @@ fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     }
 }
 
-/// The JSON of a status without empty texts and lists, which the server may leave out.
+/// Returns the JSON of a status without empty texts and lists, which the server may leave out.
 pub fn value(status: &core::PodStatus) -> Value {
     let mut value = serde_json::to_value(status).unwrap_or_default();
     prune(&mut value);

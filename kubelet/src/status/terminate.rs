@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::pod::{Pod, PodExt, is_restartable_init};
 
-/// Whether no container of a pod in this phase runs again.
+/// Returns whether no container of a pod in this phase runs again.
 pub fn is_terminal(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }

@@ -38,7 +38,7 @@ impl Schedule {
         is_due
     }
 
-    /// The next schedule for the same work, which has ended so at the time `now`.
+    /// Returns the next schedule for the same work, which has ended so at the time `now`.
     pub(super) fn again(self, outcome: Outcome, now: Duration) -> Schedule {
         match (self, outcome) {
             (Schedule::Working { again: false }, Outcome::Done(delay) | Outcome::Failed(delay)) => {

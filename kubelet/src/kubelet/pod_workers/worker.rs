@@ -71,12 +71,12 @@ impl Phase {
         }
     }
 
-    /// Whether a source has added the pod again since it has to end.
+    /// Returns whether a source has added the pod again since it has to end.
     fn is_recreated(mut self) -> bool {
         self.is_recreated_mut().copied().unwrap_or(false)
     }
 
-    /// The grace with which the pod's containers have to end.
+    /// Returns the grace with which the pod's containers have to end.
     fn grace(self) -> Option<i64> {
         match self {
             Phase::StoppingSync { grace, .. } | Phase::Terminating { grace, .. } => Some(grace),
@@ -95,7 +95,7 @@ impl PodWorker {
         PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
     }
 
-    /// The worker of a pod that does not start: an earlier kubelet may have started it.
+    /// Returns the worker of a pod that does not start: an earlier kubelet may have started it.
     pub(super) fn rejected(pod: &Arc<Pod>) -> PodWorker {
         let (grace, is_recreated) = (effective_grace(None, pod), false);
         let phase = Phase::Terminating { grace, is_recreated, schedule: Schedule::Now };
@@ -227,37 +227,37 @@ impl PodWorker {
         };
     }
 
-    /// Whether the pod may only start when no other one with its name runs.
+    /// Returns whether the pod may only start when no other one with its name runs.
     pub(super) fn is_waiting_for_name(&self) -> bool {
         matches!(self.phase, Phase::WaitingToStart) && self.pod.is_static()
     }
 
-    /// Whether the pod runs.
+    /// Returns whether the pod runs.
     pub(super) fn is_syncing(&self) -> bool {
         matches!(self.phase, Phase::Syncing(_))
     }
 
-    /// Whether the pod has to end, or has ended.
+    /// Returns whether the pod has to end, or has ended.
     pub(super) fn is_terminating(&self) -> bool {
         !matches!(self.phase, Phase::WaitingToStart | Phase::Syncing(_))
     }
 
-    /// Whether the pod's containers have ended for good.
+    /// Returns whether the pod's containers have ended for good.
     pub(super) fn is_terminated(&self) -> bool {
         matches!(self.phase, Phase::Terminated { .. } | Phase::Finished { .. })
     }
 
-    /// Whether the pod holds nothing any more.
+    /// Returns whether the pod holds nothing any more.
     pub(super) fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Finished { .. })
     }
 
-    /// Whether a source has added the pod again since it has to end.
+    /// Returns whether a source has added the pod again since it has to end.
     pub(super) fn is_recreated(&self) -> bool {
         self.phase.is_recreated()
     }
 
-    /// The phase in upstream's metric.
+    /// Returns the phase in upstream's metric.
     pub(super) fn phase_label(&self) -> &'static str {
         match self.phase {
             Phase::WaitingToStart | Phase::Syncing(_) => "sync",
