@@ -11,7 +11,7 @@ use super::types::{Fields, Substitutions, Type};
 pub struct Types(Vec<Type>);
 
 impl Types {
-    /// The type of an expression; `dyn` for one without a record.
+    /// Returns the type of an expression; `dyn` for one without a record.
     pub fn type_of(&self, expr: &Expr) -> &Type {
         self.0.get(expr.id as usize).unwrap_or(&Type::Dyn)
     }
@@ -94,7 +94,7 @@ impl<'a> Checker<'a> {
         found
     }
 
-    /// The type of a variable in scope, or of a name of the environment.
+    /// Returns the type of a variable in scope, or of a name of the environment.
     fn lookup(&self, name: &str) -> Option<Type> {
         let name = name.strip_prefix('.').unwrap_or(name);
         match self.scopes.iter().rev().find(|(known, _)| *known == name) {
@@ -262,7 +262,7 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// The type inside an optional element. An element that is not optional is an issue.
+    /// Returns the type inside an optional element. An element that is not optional is an issue.
     fn unwrapped(&mut self, value: &Expr, found: Type) -> Type {
         if let Some(inner) = found.unwrap_optional() {
             return inner.clone();
@@ -306,7 +306,7 @@ impl<'a> Checker<'a> {
         Type::map(key, value)
     }
 
-    /// The more general of both types, or `dyn` where neither is.
+    /// Returns the more general of both types, or `dyn` where neither is.
     fn join(&mut self, before: Option<Type>, found: Type) -> Type {
         match before {
             None => found,

@@ -229,14 +229,14 @@ impl Make<'_> {
         })
     }
 
-    /// A comprehension over all elements whose result is the accumulator.
+    /// Returns a comprehension over all elements whose result is the accumulator.
     fn gather(&mut self, range: Expr, (var, var2): Variables, init: Expr, step: Expr) -> Expr {
         let (condition, result) = (self.literal(Literal::Bool(true)), self.accu());
         let accu = ACCUMULATOR.to_owned();
         self.comprehension(Comprehension { range, var, var2, accu, init, condition, step, result })
     }
 
-    /// The accumulator with one more element.
+    /// Returns the accumulator with one more element.
     fn add_element(&mut self, value: Option<Expr>) -> Expr {
         let elements = value.into_iter().map(|value| Element { value, optional: false }).collect();
         let (accu, list) = (self.accu(), self.node(Node::List(elements)));
@@ -279,7 +279,7 @@ impl Make<'_> {
         self.node(Node::Ident(ACCUMULATOR.to_owned()))
     }
 
-    /// The name of the only variable of a macro.
+    /// Returns the name of the only variable of a macro.
     fn one_variable(&self, arg: &Expr) -> Result<String> {
         let name = self.variable(arg, NO_IDENTIFIER)?;
         self.not_accumulator(arg, &name)?;
@@ -304,7 +304,7 @@ impl Make<'_> {
         Ok(((var, var2), rest))
     }
 
-    /// The name in `arg`; the error `otherwise` if it is not an identifier.
+    /// Returns the name in `arg`; the error `otherwise` if it is not an identifier.
     fn variable(&self, arg: &Expr, otherwise: &str) -> Result<String> {
         match &arg.node {
             Node::Ident(name) => Ok(name.clone()),

@@ -97,7 +97,7 @@ pub fn parse(source: &str) -> Result<Parsed> {
     }
 }
 
-/// An issue of the whole expression.
+/// Returns an issue of the whole expression.
 fn fail_whole<T>(message: String) -> Result<T> {
     Err(Issue { offset: None, message })
 }

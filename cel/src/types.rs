@@ -49,7 +49,7 @@ pub enum Fields {
 
 /// Fields of types that are too large to expand in advance.
 pub trait LazyFields: Send + Sync {
-    /// The type of the field `name` of the type `of`.
+    /// Returns the type of the field `name` of the type `of`.
     fn field(&self, of: &str, name: &str) -> Option<Type>;
 }
 
@@ -105,7 +105,7 @@ impl Type {
         self.is_dyn() || *self == Type::Error
     }
 
-    /// The type inside an optional. `None`: this is not an optional.
+    /// Returns the type inside an optional. `None`: this is not an optional.
     pub fn unwrap_optional(&self) -> Option<&Type> {
         match self {
             Type::Opaque(OPTIONAL, params) => params.first(),
@@ -151,7 +151,7 @@ impl Type {
         count(self, &mut { most })
     }
 
-    /// The types inside this one.
+    /// Returns the types inside this one.
     fn params(&self) -> &[Type] {
         match self {
             Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),
@@ -184,12 +184,12 @@ impl Type {
         }
     }
 
-    /// The more general of two types that fit each other.
+    /// Returns the more general of two types that fit each other.
     pub fn most_general<'a>(&'a self, other: &'a Type) -> &'a Type {
         if self.less_specific_than(other) { self } else { other }
     }
 
-    /// Whether `null` is a value of the type.
+    /// Returns whether `null` is a value of the type.
     fn is_nullable(&self) -> bool {
         matches!(
             self,
@@ -380,7 +380,7 @@ impl Substitutions {
 }
 
 impl Type {
-    /// The same type with its parameters changed.
+    /// Returns the same type with its parameters changed.
     pub fn map_params(&self, change: &mut dyn FnMut(&Type) -> Type) -> Type {
         match self {
             Type::List(of) => Type::list(change(of)),

@@ -9,7 +9,7 @@ use super::issues::Issue;
 use super::parser::Parsed;
 use super::types::Type;
 
-/// What the checker accepts and Kubernetes refuses.
+/// Returns what the checker accepts and Kubernetes refuses.
 pub fn validate(parsed: &Parsed, types: &Types) -> Vec<Issue> {
     let mut validator = Validator { parsed, types, issues: Vec::new() };
     validator.literals(&parsed.expr, false);
@@ -158,7 +158,7 @@ impl Validator<'_> {
     }
 }
 
-/// The type that an element adds to its list: for an optional element, the type inside.
+/// Returns the type that an element adds to its list: for an optional element, the type inside.
 fn element_type(of: &Type, optional: bool) -> Type {
     match of.unwrap_optional() {
         Some(inner) if optional => inner.clone(),

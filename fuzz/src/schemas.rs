@@ -31,12 +31,12 @@ const MAX_DEPTH: usize = 24;
 /// The most items of a list or a map.
 const MAX_ITEMS: usize = 3;
 
-/// The schema of a type, with the definitions that it refers to.
+/// Returns the schema of a type, with the definitions that it refers to.
 pub fn schema<T: JsonSchema>() -> Value {
     SchemaGenerator::default().into_root_schema_for::<T>().to_value()
 }
 
-/// An object of the type that has this schema.
+/// Returns an object of the type that has this schema.
 pub fn object(schema: &Value, choices: &mut Unstructured<'_>) -> Result<Value> {
     Generator { root: schema, choices }.value(schema, 0)
 }
@@ -137,7 +137,7 @@ impl<'a> Generator<'a, '_, '_> {
         Ok(members.into())
     }
 
-    /// Whether another part follows: none at the end of the input.
+    /// Returns whether another part follows: none at the end of the input.
     fn more(&mut self) -> Result<bool> {
         Ok(!self.choices.is_empty() && self.choices.arbitrary::<u8>()? % 4 == 1)
     }

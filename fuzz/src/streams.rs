@@ -82,7 +82,7 @@ fn compare_list(json: &[u8], parts: &(Vec<ListPart<Encoded>>, bool)) {
     assert_eq!(*parts, (items.chain([end]).collect(), true));
 }
 
-/// The documents of a text of objects that serde_json reads; `None` of another text.
+/// Returns the documents of a text of objects that serde_json reads; `None` of another text.
 fn documents(json: &[u8]) -> Option<Vec<&RawValue>> {
     let documents = serde_json::Deserializer::from_slice(json).into_iter::<&RawValue>();
     let documents = documents.collect::<Result<Vec<_>, _>>().ok()?;

@@ -27,7 +27,7 @@ pub struct World {
 
 static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new()));
 
-/// The sandbox, with its first objects.
+/// Returns the sandbox, with its first objects.
 pub fn world() -> MutexGuard<'static, World> {
     let world = WORLD.lock();
     world.sandbox.api().restore(&world.first);
@@ -183,7 +183,7 @@ impl World {
         self.finish(self.sandbox.api().clone().handle(request))
     }
 
-    /// The JSON of an object.
+    /// Returns the JSON of an object.
     pub fn get(&self, path: &str) -> Option<Value> {
         let answer = self.send(Method::GET, path, "", "")?;
         let Body::Full(bytes) = &answer.body else { return None };

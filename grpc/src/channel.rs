@@ -54,8 +54,8 @@ where
 }
 
 impl Channel {
-    /// A channel to the server at `endpoint`. The first call connects. `peer`: the server in
-    /// messages ("container runtime"); `observer`: called at the end of each call.
+    /// Returns a channel to the server at `endpoint`. The first call connects. `peer`: the server
+    /// in messages ("container runtime"); `observer`: called at the end of each call.
     pub fn new(
         peer: &'static str,
         endpoint: Endpoint,
@@ -170,7 +170,7 @@ impl Channel {
     }
 }
 
-/// The last part of a method's path, for messages.
+/// Returns the last part of a method's path, for messages.
 fn name(method: &'static str) -> &'static str {
     method.rsplit('/').next().unwrap_or(method)
 }

@@ -98,7 +98,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Endpoint {
-    /// The scheme and authority of requests.
+    /// Returns the scheme and authority of requests.
     pub(crate) fn origin(&self) -> String {
         match self {
             Endpoint::Unix(_) => "http://localhost".to_owned(),

@@ -32,7 +32,7 @@ pub fn request(
     request.body(Full::new(frame(message)))
 }
 
-/// A message in its frame, not compressed.
+/// Returns a message in its frame, not compressed.
 pub fn frame(message: &[u8]) -> Bytes {
     let mut frame = Vec::with_capacity(message.len() + 5);
     frame.push(0);
@@ -41,7 +41,7 @@ pub fn frame(message: &[u8]) -> Bytes {
     frame.into()
 }
 
-/// A deadline as gRPC writes it: at most eight digits and a unit.
+/// Returns a deadline as gRPC writes it: at most eight digits and a unit.
 fn timeout(deadline: Duration) -> String {
     match deadline.as_millis() {
         millis @ ..100_000_000 => format!("{millis}m"),

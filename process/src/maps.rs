@@ -12,7 +12,7 @@ pub struct Mapping {
     pub file: String,
 }
 
-/// The mappings of this process, by address; empty where they cannot be read.
+/// Returns the mappings of this process, by address; empty where they cannot be read.
 pub fn mappings() -> Vec<Mapping> {
     parse(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
 }

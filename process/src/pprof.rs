@@ -102,7 +102,7 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// The gzipped message.
+    /// Returns the gzipped message.
     pub fn encoded(&self) -> Vec<u8> {
         gzip(&self.message())
     }
@@ -197,7 +197,7 @@ impl<'a> Profile<'a> {
     }
 }
 
-/// The message `ValueType`.
+/// Returns the message `ValueType`.
 fn value_type(strings: &mut Strings, name: &str, unit: &str) -> Message {
     let mut value = Message::default();
     value.number(1, strings.id(name));
@@ -213,7 +213,7 @@ struct Strings {
 }
 
 impl Strings {
-    /// The position of a string in the table, to which it is added.
+    /// Returns the position of a string in the table, to which it is added.
     fn id(&mut self, text: &str) -> u64 {
         if let Some(id) = self.ids.get(text) {
             return *id;

@@ -92,7 +92,7 @@ impl Default for StackReader {
 }
 
 impl StackReader {
-    /// The word at an address of the stack; `None` where nothing is mapped.
+    /// Returns the word at an address of the stack; `None` where nothing is mapped.
     fn read(&mut self, at: u64) -> Option<u64> {
         if let Some(word) = self.read_buffered(at) {
             return Some(word);
@@ -101,7 +101,7 @@ impl StackReader {
         self.read_buffered(at)
     }
 
-    /// The word, if it is among the bytes that were read last.
+    /// Returns the word, if it is among the bytes that were read last.
     fn read_buffered(&self, at: u64) -> Option<u64> {
         let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
         let to = from.checked_add(size_of::<u64>()).filter(|to| *to <= self.len)?;

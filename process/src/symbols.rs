@@ -51,7 +51,7 @@ impl Symbols {
         parse(file, &read)?.ok_or_else(malformed)
     }
 
-    /// Whether no function is known.
+    /// Returns whether no function is known.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
@@ -81,7 +81,7 @@ impl Symbols {
 struct Entry<'a>(&'a [u8]);
 
 impl Entry<'_> {
-    /// The number of `size` bytes at `at`.
+    /// Returns the number of `size` bytes at `at`.
     fn number_at(&self, at: usize, size: usize) -> Option<u64> {
         let bytes = self.0.get(at..at.checked_add(size)?)?;
         let step = |sum, byte: &u8| (sum << 8) | u64::from(*byte);

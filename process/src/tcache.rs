@@ -90,7 +90,7 @@ const SMALL: [u8; 128] = {
     classes
 };
 
-/// The class of blocks that have room for `bytes`; `None` if there is no such block.
+/// Returns the class of blocks that have room for `bytes`; `None` if there is no such block.
 fn class(bytes: usize) -> Option<usize> {
     // A layout has at most `isize::MAX` bytes, so this cannot overflow.
     let units = (bytes + OVERHEAD).div_ceil(UNIT);
@@ -105,8 +105,8 @@ fn size(class: usize) -> usize {
     usize::from(UNITS[class]) * UNIT - OVERHEAD
 }
 
-/// The layout that is passed to `System`. For this layout it calls malloc, which aligns every block
-/// to `ALIGNED`.
+/// Returns the layout that is passed to `System`. For this layout it calls malloc, which aligns
+/// every block to `ALIGNED`.
 fn layout(bytes: usize) -> Layout {
     // SAFETY: the size of a class or of a valid layout, and so at most `isize::MAX`.
     unsafe { Layout::from_size_align_unchecked(bytes, 1) }
