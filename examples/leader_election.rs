@@ -80,7 +80,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// The work of the leader: a controller would run here. It ends when `stop` stops.
+/// Stands for the work of the leader: a controller would run here. It ends when `stop` stops.
 async fn work(stop: StopToken) {
     stop.stopped().await;
 }

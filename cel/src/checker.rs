@@ -390,7 +390,7 @@ impl<'a> Checker<'a> {
         self.known.resolve(&result)
     }
 
-    /// An expression whose type does not fit `wanted` is an issue.
+    /// Reports an issue for an expression whose type does not fit `wanted`.
     fn assert(&mut self, expr: &Expr, wanted: &Type) {
         let found = self.type_of(expr);
         if !self.known.assign(wanted, &found) {

@@ -29,7 +29,7 @@ impl Overload {
     }
 }
 
-/// `of` with its parameters replaced by those of these numbers.
+/// Returns `of` with its parameters replaced by those of these numbers.
 fn renamed(of: &Type, names: &[u32]) -> Type {
     match of {
         Type::Param(n) => Type::Param(names[*n as usize]),

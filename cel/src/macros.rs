@@ -119,7 +119,7 @@ impl Make<'_> {
         }))
     }
 
-    /// `map`: the last argument is the element, one before it a filter.
+    /// Expands `map`: the last argument is the element, one before it a filter.
     fn map(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut rest = args.into_iter().skip(1).rev();
@@ -130,7 +130,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
-    /// `filter` as a comprehension.
+    /// Expands `filter` to a comprehension.
     fn filter(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut args = args.into_iter();
@@ -243,7 +243,7 @@ impl Make<'_> {
         self.call("_+_", vec![accu, list])
     }
 
-    /// `step` if `filter` holds, else the unchanged accumulator.
+    /// Returns `step` if `filter` holds, else the unchanged accumulator.
     fn when(&mut self, filter: Option<Expr>, step: Expr) -> Expr {
         match filter {
             Some(filter) => {

@@ -66,7 +66,7 @@ impl PartialEq for Struct {
 }
 
 impl Struct {
-    /// `None`: no such field.
+    /// Returns the type of a field. `None`: there is no such field.
     pub fn field(&self, name: &str) -> Option<Type> {
         match &self.fields {
             Fields::Unknown => None,
@@ -352,12 +352,12 @@ impl Substitutions {
         }
     }
 
-    /// `of` with bound parameters replaced.
+    /// Returns `of` with bound parameters replaced.
     pub fn resolve(&self, of: &Type) -> Type {
         self.replace(of, &|param| Type::Param(param), &Cell::new(MAX_PARTS))
     }
 
-    /// `of` with bound parameters replaced and unbound ones as `dyn`.
+    /// Returns `of` with bound parameters replaced and unbound ones as `dyn`.
     pub fn finish(&self, of: &Type) -> Type {
         self.replace(of, &|_| Type::Dyn, &Cell::new(MAX_PARTS))
     }

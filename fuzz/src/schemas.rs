@@ -102,7 +102,8 @@ impl<'a> Generator<'a, '_, '_> {
         }
     }
 
-    /// From the year 1, with which JSON begins, to the last time of k8s-openapi's types.
+    /// Draws a time from the year 1, with which JSON begins, to the last time of k8s-openapi's
+    /// types.
     fn time(&mut self) -> Result<Timestamp> {
         let last = jiff::Timestamp::MAX.as_second();
         let seconds = self.choices.int_in_range(-62_135_596_800..=last)?;

@@ -43,7 +43,8 @@ fn watch(body: Body) -> (Vec<WatchEvent<Encoded>>, bool) {
     }
 }
 
-/// An error may hide parts that arrived together with it.
+/// Checks that the parts of a whole and of a cut text agree. An error may hide parts that arrived
+/// together with it.
 fn assert_same<P: PartialEq + std::fmt::Debug>(whole: (Vec<P>, bool), cut: (Vec<P>, bool)) {
     assert_eq!(whole.1, cut.1, "{whole:?} {cut:?}");
     if whole.1 {

@@ -143,7 +143,7 @@ impl World {
         world
     }
 
-    /// The headers of the administrator.
+    /// Adds the headers of the administrator.
     pub fn authorize(&self, headers: &mut HeaderMap) {
         let bearer = format!("Bearer {}", self.sandbox.client_config().token);
         headers.insert("authorization", bearer.parse().expect("a token"));

@@ -106,6 +106,8 @@ impl Endpoint {
         }
     }
 
+    /// Connects to the server, with TLS where it is configured.
+    ///
     /// # Errors
     /// When no connection can be made, or the server is not trusted.
     pub(crate) async fn connect(&self) -> Result<Box<dyn Stream>, Fault> {

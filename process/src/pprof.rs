@@ -239,7 +239,7 @@ impl Message {
         self.0.push(number as u8);
     }
 
-    /// Left out when zero, the default.
+    /// Writes a number; it is left out when zero, the default.
     fn number(&mut self, field: u64, number: u64) {
         if number != 0 {
             self.varint(field << 3);

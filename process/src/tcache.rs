@@ -36,8 +36,8 @@ use std::ptr;
 pub struct ThreadCache;
 
 impl ThreadCache {
-    /// From this call on, the calling thread keeps free blocks. Only for threads that do not end:
-    /// the blocks that they keep would be lost.
+    /// Makes the calling thread keep free blocks from now on. Only for threads that do not end: the
+    /// blocks that they keep would be lost.
     pub fn enable() {
         CACHE.with(|cache| cache.is_enabled.set(true));
     }

@@ -148,7 +148,7 @@ pub fn invalid(group: &str, kind: &str, name: &str, causes: &[Cause]) -> ApiErro
     error
 }
 
-/// `metadata.name: Invalid value: "x": why`
+/// Builds the cause of an invalid value, which reads `metadata.name: Invalid value: "x": why`.
 pub fn invalid_value(field: &str, value: &Value, why: &str) -> Cause {
     Cause {
         reason: "FieldValueInvalid",

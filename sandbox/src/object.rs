@@ -37,7 +37,8 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// `base` and a random suffix: 58 characters are 63 without it. Upstream: `SimpleNameGenerator`.
+/// Returns `base` with a random suffix: 58 characters are 63 with it. Upstream:
+/// `SimpleNameGenerator`.
 pub fn generated_name(base: &str) -> String {
     let base: String = base.chars().take(58).collect();
     let suffix: String =

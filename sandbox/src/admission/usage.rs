@@ -148,7 +148,8 @@ pub fn has_pod_resources(pod: &Value) -> bool {
     })
 }
 
-/// A resource outside Kubernetes' own, or a device class. Upstream: `IsDRAExtendedResourceName`.
+/// Returns whether a resource is outside Kubernetes' own, or a device class. Upstream:
+/// `IsDRAExtendedResourceName`.
 fn is_extended(name: &str) -> bool {
     let is_native = !name.contains('/') || name.contains("kubernetes.io/");
     name.starts_with("deviceclass.resource.kubernetes.io/")

@@ -111,7 +111,7 @@ impl Api {
         }
     }
 
-    /// Errors: 403 for a new object of a definition that was deleted.
+    /// Refuses a new object of a definition that is being deleted. Errors: 403.
     pub fn check_defined(&self, kind: &Kind, name: &str) -> ApiResult<()> {
         if !kind.is_custom() || self.terminating_definition(&kind.resource.to_string()).is_none() {
             return Ok(());

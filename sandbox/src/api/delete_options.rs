@@ -134,8 +134,8 @@ impl DeleteOptions {
     }
 }
 
-/// The oldest kinds orphan their pods unless a delete names another policy.
-/// Upstream: `DefaultGarbageCollectionPolicy`.
+/// Returns whether the kind orphans its pods unless a delete names another policy, as the oldest
+/// kinds do. Upstream: `DefaultGarbageCollectionPolicy`.
 fn orphans_by_default(kind: &Kind) -> bool {
     matches!(
         (&*kind.resource.group, &*kind.resource.plural),

@@ -165,7 +165,8 @@ impl Faults {
         self.changed.notify(usize::MAX);
     }
 
-    /// The next `times` requests that match get `fault`. Plans apply in the order they were made.
+    /// Plans `fault` for the next `times` requests that match. Plans apply in the order they were
+    /// made.
     pub fn next(&self, times: usize, verb: &str, resource: &str, fault: Fault) {
         let target = Target::new(verb, resource);
         self.lock().plans.push(Plan { target, fault, times });
@@ -239,8 +240,8 @@ impl Faults {
         self.change(|state| state.away = false);
     }
 
-    /// While on, watches repeat each change and the state before it. The old state comes last
-    /// unless the change is a deletion.
+    /// Makes watches repeat each change and the state before it, while `on`. The old state comes
+    /// last unless the change is a deletion.
     pub fn repeat_events(&self, on: bool) {
         self.lock().repeat_events = on;
     }

@@ -108,7 +108,8 @@ impl Api {
         self.restore_and(backup, || ());
     }
 
-    /// As [`Self::restore`]; `change` runs before the server answers again.
+    /// Restores a backup as [`Self::restore`] does, and calls `change` before the server answers
+    /// again.
     pub fn restore_and(&self, backup: &Backup, change: impl FnOnce()) {
         self.faults.cut_all();
         self.store.restore(backup);

@@ -61,7 +61,7 @@ fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
 }
 
-/// `PartialObjectMetadata` of an object.
+/// Builds the `PartialObjectMetadata` of an object.
 pub fn partial(object: &Value) -> Value {
     json!({
         "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
@@ -69,7 +69,7 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// One object's message, in the requested form.
+/// Encodes one object's message, in the requested form.
 fn object_message(call: &Call, stored: &Stored) -> Bytes {
     let (version, kind) = message_kind(call);
     match shown(&call.kind, stored) {

@@ -30,7 +30,7 @@ pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     Ok(())
 }
 
-/// Errors: 422 with the causes, if there are any.
+/// Refuses an object for these causes. Errors: 422, if there are any.
 pub fn refuse(kind: &Kind, name: &str, causes: &[Cause]) -> ApiResult<()> {
     if causes.is_empty() {
         return Ok(());
@@ -116,7 +116,8 @@ pub fn is_namespace(kind: &Kind) -> bool {
     kind.resource.plural == "namespaces" && kind.resource.group.is_empty()
 }
 
-/// A namespace's phase says whether it is being deleted. Upstream: `ValidateNamespaceStatusUpdate`.
+/// Checks that a namespace's phase says whether it is being deleted. Upstream:
+/// `ValidateNamespaceStatusUpdate`.
 pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
     let (right, detail) = match is_deleting(namespace) {
         true => ("Terminating", "may only be 'Terminating' if `deletionTimestamp` is not empty"),

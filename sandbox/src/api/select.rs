@@ -55,7 +55,7 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Errors: a field by which objects of this kind cannot be selected.
+    /// Returns a field by which objects of this kind cannot be selected, if the selection has one.
     pub fn unsupported(&self) -> Option<&str> {
         let fields = self.fields.iter().map(|term| term.path.as_str());
         fields

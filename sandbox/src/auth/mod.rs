@@ -163,7 +163,7 @@ pub fn valid_audiences(audiences: &[String], wanted: &[String]) -> Vec<String> {
     or_api_server(audiences).into_iter().filter(|audience| wanted.contains(audience)).collect()
 }
 
-/// 256 random bits, made of the random keys of the standard library's hash maps.
+/// Returns 256 random bits as text, made of the random keys of the standard library's hash maps.
 fn random_text() -> String {
     (0..4u8).map(|n| format!("{:016x}", RandomState::new().hash_one(n))).collect()
 }

@@ -8,8 +8,9 @@ use crate::access::Access;
 
 /// Answers whether a user may do something.
 pub trait Authorize {
-    /// `account`: the service account (namespace and name) to check; `None`: the user of the
-    /// request. Both results carry the reason; `Err`: the access is not allowed.
+    /// Decides whether an access is allowed. `account`: the service account (namespace and name) to
+    /// check; `None`: the user of the request. Both results carry the reason; `Err`: the access is
+    /// not allowed.
     fn authorize(
         &self,
         account: Option<&(String, String)>,
@@ -18,7 +19,7 @@ pub trait Authorize {
 }
 
 impl Question {
-    /// About a resource: `authorizer.requestResource`.
+    /// Builds the question about a resource: `authorizer.requestResource`.
     pub fn of_resource(access: Access) -> Value {
         Value::Question(Arc::new(Question {
             access,

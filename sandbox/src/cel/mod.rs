@@ -37,7 +37,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Errors: where the syntax is wrong.
+    /// Parses an expression. Errors: where the syntax is wrong.
     pub fn parse(source: &str) -> Result<Program> {
         Ok(Program { expr: cel_compiler::parse(source)? })
     }

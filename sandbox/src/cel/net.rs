@@ -76,7 +76,8 @@ fn is_unicast_of_link(ip: IpAddr) -> bool {
     }
 }
 
-/// Upstream: Go's `net.IP.IsGlobalUnicast`.
+/// Returns whether the address is a unicast one that is valid beyond its link. Upstream: Go's
+/// `net.IP.IsGlobalUnicast`.
 fn is_global_unicast(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     !(broadcast

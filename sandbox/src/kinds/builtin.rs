@@ -53,7 +53,7 @@ impl Kind {
         self
     }
 
-    /// A status of its own, which the main endpoint leaves alone.
+    /// Gives the kind a status of its own, which the main endpoint leaves alone.
     pub(super) fn status(mut self, new: fn(&mut Value)) -> Kind {
         self.subresources.push(Subresource::Status);
         self.prepare_create = Box::new(new);
@@ -99,7 +99,7 @@ impl Kind {
         self
     }
 
-    /// The rules apply to updates of the status as well.
+    /// Applies the rules to updates of the status as well.
     fn checked_status(mut self) -> Kind {
         self.checks_status = true;
         self

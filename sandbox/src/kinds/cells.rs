@@ -41,7 +41,7 @@ fn none_if_empty(text: String) -> String {
     if text.is_empty() { "<none>".to_owned() } else { text }
 }
 
-/// `a=b,c=d`, sorted. Upstream: `labels.FormatLabels`.
+/// Formats a map as `a=b,c=d`, sorted. Upstream: `labels.FormatLabels`.
 pub fn label_map(object: &Value, pointer: &str) -> String {
     let mut pairs: Vec<String> = members(object, pointer)
         .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))

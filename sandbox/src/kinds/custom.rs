@@ -240,7 +240,7 @@ fn printer_columns(version: &Value) -> Vec<Column> {
     all
 }
 
-/// The age of an object in the form that custom kinds show.
+/// Builds the column of an object's age in the form that custom kinds show.
 fn age() -> Column {
     Column { r#type: "date", ..columns::age_column() }
 }

@@ -65,7 +65,8 @@ pub fn check_new_hpa(hpa: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Only ReplicationControllers of the core group can be scaled.
+/// Checks the target of an autoscaler: of the core group, only ReplicationControllers can be
+/// scaled.
 fn wrong_target(hpa: &Value) -> Option<Cause> {
     let of = |part: &str| text(hpa, &format!("/spec/scaleTargetRef/{part}"));
     let version = of("apiVersion");
@@ -230,7 +231,8 @@ pub fn default_webhooks(config: &mut Value) {
     }
 }
 
-/// Upstream: `pkg/apis/admissionregistration/v1/defaults.go`.
+/// Fills the defaults of a ValidatingAdmissionPolicy. Upstream:
+/// `pkg/apis/admissionregistration/v1/defaults.go`.
 pub fn default_admission_policy(policy: &mut Value) {
     fill(&mut policy["spec"], "failurePolicy", "Fail");
     if policy["spec"]["matchConstraints"].is_object() {

@@ -24,7 +24,7 @@ impl Screen {
         Screen { live, ..Screen::plain(io::stdout()) }
     }
 
-    /// Plain lines to `out`, without a wait.
+    /// Creates a screen of plain lines to `out`, which waits for nothing.
     pub fn plain(out: impl Write + Send + Sync + 'static) -> Screen {
         Screen { out: Box::new(out), live: false, steps: 0 }
     }
@@ -33,7 +33,7 @@ impl Screen {
         if self.live { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// The heading of a part of the lesson, whose steps are numbered from 1.
+    /// Prints the heading of a part of the lesson, whose steps are numbered from 1.
     ///
     /// # Errors
     /// When the output cannot be written, as for all methods.
@@ -44,7 +44,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// What happens now.
+    /// Prints what happens now.
     pub fn say(&mut self, text: &str) -> io::Result<()> {
         for line in wrap(text, WIDTH) {
             writeln!(self.out, "{line}")?;

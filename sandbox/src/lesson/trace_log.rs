@@ -60,25 +60,25 @@ impl Find {
         Find { station, ..Find::default() }
     }
 
-    /// The line contains this text.
+    /// Requires that the line contains this text.
     pub fn with(mut self, part: impl Into<String>) -> Find {
         self.parts.push(part.into());
         self
     }
 
-    /// The line belongs to this span.
+    /// Requires that the line belongs to this span.
     pub fn span(mut self, span: u64) -> Find {
         self.span = Some(span);
         self
     }
 
-    /// The line's span was caused by this one, directly or not.
+    /// Requires that the line's span was caused by this one, directly or not.
     pub fn caused_by(mut self, span: u64) -> Find {
         self.cause = Some(span);
         self
     }
 
-    /// No line of the same span is of this station.
+    /// Requires that no line of the same span is of this station.
     pub fn without(mut self, station: &'static str) -> Find {
         self.without = Some(station);
         self

@@ -251,8 +251,8 @@ fn create(version: Version, parent: &Path) -> io::Result<MemoryGroup> {
     Ok(MemoryGroup { version, folder })
 }
 
-/// How often a limit was met, from the counter of failures. Newer kernels keep that counter of
-/// version 1 at zero, even where the peak is at the limit.
+/// Returns how often a limit was met, by the counter of failures. `None`: the counter does not
+/// work. Newer kernels keep that counter of version 1 at zero, even where the peak is at the limit.
 fn hits_of_version_one(failures: u64, peak_bytes: u64, limit_bytes: u64) -> Option<u64> {
     let is_met = peak_bytes.saturating_add(CHARGE_BYTES) > limit_bytes;
     (failures > 0 || !is_met).then_some(failures)

@@ -330,7 +330,7 @@ impl Run {
         self.create(&ServiceAccount::RESOURCE, name, &account).await
     }
 
-    /// An object that exists already is left as it is.
+    /// Creates an object; one that exists already is left as it is.
     async fn create(&self, resource: &ResourceType, namespace: &str, body: &Value) -> Result<()> {
         match self.client.resource(resource).create::<PartialObjectMetadata>(namespace, body).await
         {

@@ -272,7 +272,7 @@ pub fn replica_set(n: usize) -> Vec<u8> {
     set.to_string().into_bytes()
 }
 
-/// `size` bytes, or a little more, as the data of a ConfigMap.
+/// Returns `size` bytes, or a little more, as the data of a ConfigMap.
 pub fn data(size: usize) -> Value {
     json!({ "app.conf": "key = value\n".repeat(size.div_ceil(12)) })
 }

@@ -394,7 +394,8 @@ impl Heartbeats {
         });
     }
 
-    /// A write that conflicts with one of the manager's is repeated in the next period.
+    /// Edits a stored object. A write that conflicts with one of the manager's is repeated in the
+    /// next period.
     fn update_stored(&self, table: &str, key: &str, edit: impl FnOnce(&mut Value)) {
         let Some(stored) = self.api.store.get(table, key) else { return };
         let mut value = stored.value.clone();

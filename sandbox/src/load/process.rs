@@ -26,7 +26,8 @@ impl Process {
         Ok(read(&text("stat")?, &text("status")?, ""))
     }
 
-    /// Resident memory that is not backed by a file: the heap and the stacks, without the code.
+    /// Reads the resident memory that is not backed by a file: the heap and the stacks, without the
+    /// code.
     pub fn private_bytes(&self) -> io::Result<u64> {
         Ok(anonymous(&std::fs::read_to_string(format!("/proc/{}/status", self.id))?))
     }
@@ -61,12 +62,12 @@ fn sleeps(statuses: &str) -> u64 {
     statuses.lines().filter_map(count).sum()
 }
 
-/// `RssAnon` of a `status` file, in bytes.
+/// Reads `RssAnon` of a `status` file, in bytes.
 fn anonymous(status: &str) -> u64 {
     kilobytes(status, "RssAnon:") * 1024
 }
 
-/// `Private_Clean` and `Private_Dirty` of a `smaps_rollup` file, in bytes.
+/// Sums `Private_Clean` and `Private_Dirty` of a `smaps_rollup` file, in bytes.
 fn unshared(rollup: &str) -> u64 {
     (kilobytes(rollup, "Private_Clean:") + kilobytes(rollup, "Private_Dirty:")) * 1024
 }

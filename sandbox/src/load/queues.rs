@@ -169,7 +169,8 @@ impl Histogram {
         if self.0.is_empty() { other.clone() } else { self.combined(other, 1.0) }
     }
 
-    /// The buckets of both histograms are the same; an absent histogram has none.
+    /// Adds `times` the counts of another histogram. The buckets of both are the same; an absent
+    /// histogram has none.
     fn combined(&self, other: &Histogram, times: f64) -> Histogram {
         let of_other = |at: usize| other.0.get(at).map_or(0.0, |(_, count)| *count);
         let buckets = self.0.iter().enumerate();

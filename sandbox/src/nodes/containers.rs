@@ -58,7 +58,8 @@ struct Exec {
 }
 
 impl Container {
-    /// There is no registry: an image is missing when its name says so.
+    /// Returns whether the image exists. There is no registry: an image is missing when its name
+    /// says so.
     fn has_image(&self) -> bool {
         let missing = ["nonexistent", "non-existent", "invalid"];
         !self.image.ends_with(":404") && missing.iter().all(|word| !self.image.contains(word))

@@ -20,7 +20,7 @@ const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 /// The deepest nesting that a JSON patch may lead to: the limit of objects in requests.
 const MAX_DEPTH: usize = 127;
 
-/// Server-side apply, whose body is YAML.
+/// Returns whether a patch is a server-side apply, whose body is YAML.
 pub fn is_apply(content_type: &str) -> bool {
     content_type.split(';').next().is_some_and(|media_type| media_type.trim() == APPLY)
 }

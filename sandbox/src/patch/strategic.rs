@@ -13,7 +13,7 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 const ORDER: &str = "$setElementOrder/";
 
-/// `original` after the strategic merge `patch`, by the types of its kind.
+/// Applies the strategic merge `patch` to `original`, by the types of its kind.
 pub fn apply(types: &Types, original: &Value, patch: &Value) -> ApiResult<Value> {
     let mut patched = original.as_object().cloned().unwrap_or_default();
     let Some(patch) = patch.as_object() else { return Err(fault("a patch must be an object")) };
@@ -21,7 +21,7 @@ pub fn apply(types: &Types, original: &Value, patch: &Value) -> ApiResult<Value>
     Ok(Value::Object(patched))
 }
 
-/// An invalid patch. Upstream answers with 500.
+/// Builds the error of an invalid patch, for which upstream answers with 500.
 fn fault(message: impl Into<String>) -> ApiError {
     ApiError::new(500, "", message)
 }

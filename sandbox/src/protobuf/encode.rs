@@ -92,7 +92,7 @@ pub fn list(
     parts
 }
 
-/// One event of a watch, after its length in four bytes. Upstream: `meta/v1.WatchEvent`,
+/// Appends one event of a watch, after its length in four bytes. Upstream: `meta/v1.WatchEvent`,
 /// `apimachinery/pkg/util/framer`.
 pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
     let inner = head(1, object.len());
@@ -153,7 +153,7 @@ impl Backwards {
         self.raw(&bytes[..count]);
     }
 
-    /// The head of a field of `length` bytes.
+    /// Writes the head of a field of `length` bytes.
     fn head(&mut self, number: u64, length: usize) {
         self.varint(length as u64);
         self.varint(number << 3 | 2);
@@ -169,7 +169,7 @@ impl Backwards {
         self.varint(number << 3);
     }
 
-    /// A field with a message.
+    /// Writes a field with a message, whose content `write` writes.
     fn within(&mut self, number: u64, write: impl FnOnce(&mut Backwards)) {
         let before = self.0.len();
         write(self);

@@ -59,7 +59,8 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
     Ok(Value::Object(object))
 }
 
-/// Field numbers and values; one `None` at bytes that cannot be parsed.
+/// Splits a message into field numbers and values; yields one `None` at bytes that cannot be
+/// parsed.
 fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
     let mut sound = true;
     std::iter::from_fn(move || {
@@ -127,7 +128,7 @@ fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     Some((key, value))
 }
 
-/// The JSON of a [`Type::Either`] message with no member set: `false`, or an empty list.
+/// Returns the JSON of a [`Type::Either`] message with no member set: `false`, or an empty list.
 fn either_empty(place: usize) -> Value {
     let message = table().message(place).into_iter().flatten();
     match message.into_iter().any(|field| matches!(field.of, Type::Bool)) {

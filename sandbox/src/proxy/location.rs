@@ -326,7 +326,7 @@ fn split_id(id: &str) -> Option<(&str, &str, &str)> {
     (!name.is_empty() && matches!(scheme, "" | "http" | "https")).then_some((scheme, name, port))
 }
 
-/// Go's `net.IP.IsGlobalUnicast`.
+/// Returns whether the address may be proxied to, by Go's `net.IP.IsGlobalUnicast`.
 fn is_global_unicast(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let link_local = match ip {

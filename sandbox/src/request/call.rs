@@ -47,7 +47,8 @@ impl Query {
         !self.get(key).is_empty()
     }
 
-    /// As Go reads query booleans: set, and neither `false` nor `0`.
+    /// Returns whether a parameter is true, as Go reads query booleans: set, and neither `false`
+    /// nor `0`.
     pub fn is(&self, key: &str) -> bool {
         self.0.iter().any(|(k, value)| k == key && !matches!(value.as_str(), "false" | "0"))
     }
@@ -92,7 +93,7 @@ pub struct ResourcePath {
 }
 
 impl ResourcePath {
-    /// `None` for any other path.
+    /// Parses the path of a resource; `None` for any other path.
     pub fn parse(path: &str) -> Option<ResourcePath> {
         let (found, more) = ResourcePath::read(path)?;
         (!more).then_some(found)
@@ -103,7 +104,7 @@ impl ResourcePath {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
-    /// `pods`, `pods/status`
+    /// Returns the name of the resource with its subresource: `pods`, `pods/status`.
     pub fn named(&self) -> String {
         match self.subresource.as_str() {
             "" => self.resource.clone(),

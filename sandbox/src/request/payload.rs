@@ -32,7 +32,7 @@ impl Payload {
         if body.is_object() { Ok(body) } else { Err(unreadable(&"it is no object")) }
     }
 
-    /// As [`Payload::object`], but null for an empty body.
+    /// Decodes the body as [`Payload::object`] does, but an empty one is null.
     pub fn optional(&self) -> ApiResult<Value> {
         if self.bytes.is_empty() { Ok(Value::Null) } else { self.object() }
     }

@@ -97,7 +97,7 @@ impl Etcd {
         }
     }
 
-    /// Watches, and watches again from where it was.
+    /// Watches etcd until stopped; after a failure it watches again from where it was.
     async fn read(&self) {
         loop {
             if let Err(error) = self.watch().await {
@@ -153,7 +153,7 @@ fn post(path: &str, body: &Value) -> Call {
     Call::new("POST", path).bytes("application/json", body.to_string().into_bytes())
 }
 
-/// 64-bit numbers are strings.
+/// Reads a 64-bit number, which JSON has as a string.
 fn number(object: &Value, pointer: &str) -> Option<u64> {
     text(object, pointer).parse().ok()
 }

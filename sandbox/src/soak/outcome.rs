@@ -392,7 +392,7 @@ impl Faults {
         }
     }
 
-    /// The status is of the newest spec.
+    /// Checks that the status is of the newest spec.
     fn expect_observed(&mut self, kind: &ResourceType, object: &Value) {
         let observed = count(object, "/status/observedGeneration");
         let generation = count(object, "/metadata/generation");

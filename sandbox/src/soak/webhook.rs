@@ -78,7 +78,7 @@ impl Webhook {
         Denial(self.behavior.denials.clone())
     }
 
-    /// The next answers come after `delay`.
+    /// Delays the next `times` answers by `delay`.
     pub fn delay(&self, times: usize, delay: Duration) {
         *self.behavior.delayed_answers.lock() = (times, delay);
     }

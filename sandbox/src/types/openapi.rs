@@ -10,7 +10,7 @@ use crate::types::schemas::{Definitions, SCHEMAS, builtin_group, gvk, types_of};
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// `api/v1`, `apis/apps/v1`: the key of a document in the index, and its path.
+/// Returns the key of a document in the index, which is also its path: `api/v1`, `apis/apps/v1`.
 fn document_path(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
@@ -79,7 +79,7 @@ pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     })
 }
 
-/// `io.x.v1.Foo` for the group `x.io`.
+/// Returns the name of a custom kind's schema: `io.x.v1.Foo` for the group `x.io`.
 fn custom_name(kind: &Kind) -> String {
     let group: Vec<&str> = kind.resource.group.rsplit('.').collect();
     format!("{}.{}.{}", group.join("."), kind.resource.version, kind.resource.kind)

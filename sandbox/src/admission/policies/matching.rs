@@ -92,7 +92,8 @@ fn in_namespace(store: &Store, request: &Request<'_>, given: &Value) -> Result<b
     Ok(namespace.is_some_and(|found| selector.matches(&labels(&found.value))))
 }
 
-/// Upstream: `object.Matcher`.
+/// Returns whether the labels of the object, or of the old one, are selected. Upstream:
+/// `object.Matcher`.
 fn of_object(request: &Request<'_>, given: &Value) -> Result<bool, String> {
     let Some(selector) = selector(given)? else { return Ok(true) };
     let mut objects = [request.object, request.old].into_iter().flatten();

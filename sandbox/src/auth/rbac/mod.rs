@@ -216,7 +216,8 @@ impl Index {
     }
 }
 
-/// Upstream: `utilerrors.NewAggregate`.
+/// Joins the faults without duplicates; several are in brackets. Upstream:
+/// `utilerrors.NewAggregate`.
 fn aggregate(mut faults: Vec<String>) -> String {
     let mut seen = std::collections::HashSet::new();
     faults.retain(|fault| seen.insert(fault.clone()));
@@ -276,7 +277,7 @@ impl Authorizer<'_> {
         Err(if faults.is_empty() { String::new() } else { format!("RBAC: {}", aggregate(faults)) })
     }
 
-    /// Errors: 403 unless the access is allowed.
+    /// Checks that the access is allowed. Errors: 403.
     pub fn check(&self, user: &User, access: &Access) -> ApiResult<()> {
         self.authorize(user, access).map(drop).map_err(|why| refusal(user, access, &why))
     }

@@ -80,7 +80,7 @@ pub fn default_daemon_set(set: &mut Value) {
     }
 }
 
-/// The status of a new set: no replicas.
+/// Sets the status of a new set: no replicas.
 pub fn zero_replicas(object: &mut Value) {
     set(object, "status", json!({ "replicas": 0 }));
 }

@@ -145,7 +145,8 @@ pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Upstream: `RejectMoreReadyThanActivePods`.
+/// Returns the fault of a Job whose update claims more ready pods than active ones. Upstream:
+/// `RejectMoreReadyThanActivePods`.
 fn more_ready_than_active(new: &Value, old: &Value) -> Option<Cause> {
     let count = |job: &Value, at: &str| int(job, at).unwrap_or(0);
     let counts = |job: &Value| (count(job, "/status/ready"), count(job, "/status/active"));

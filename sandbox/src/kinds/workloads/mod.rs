@@ -30,7 +30,7 @@ pub fn no_status(object: &mut Value) {
     set(object, "status", json!({}));
 }
 
-/// The main endpoint leaves the status as it is.
+/// Restores the old status, which the main endpoint leaves as it is.
 pub fn keep_status(new: &mut Value, old: &Value) {
     restore(new, old, "status");
 }

@@ -81,7 +81,7 @@ fn must_be_deleted(volume: &PersistentVolume) -> bool {
         && (!volume.meta.is_being_deleted() || volume.meta.has_finalizer(FINALIZER))
 }
 
-/// The behaviour that an annotation asks for.
+/// Returns whether an annotation asks for this behaviour.
 fn asks(meta: &Meta, annotation: &str, value: &str) -> bool {
     meta.annotations.get(annotation) == Some(value)
 }
