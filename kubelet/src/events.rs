@@ -13,7 +13,7 @@ use crate::pod::{Pod, PodExt};
 /// Where events go beside the log.
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 
-/// From now on, the events of this process go to the API server too. Only the first call counts.
+/// Sends the events of this process to the API server too, from now on. Only the first call counts.
 pub fn send_to(recorder: Recorder) {
     RECORDER.get_or_init(|| recorder);
 }
@@ -104,7 +104,7 @@ fn of_pod(pod: &Pod, container: Option<&str>) -> ObjectReference {
     }
 }
 
-/// Upstream: `kubecontainer.fieldPath`.
+/// Returns the path of a container in the pod's definition. Upstream: `kubecontainer.fieldPath`.
 fn field_path(pod: &Pod, container: &str) -> String {
     let is_init = pod.init_containers().iter().any(|init| init.name == container);
     let list = if is_init { "initContainers" } else { "containers" };

@@ -60,6 +60,8 @@ pub struct Target {
 }
 
 impl Target {
+    /// Parses the URL of a target.
+    ///
     /// # Errors
     /// When `url` is not an absolute URL of HTTP or HTTPS.
     pub fn parse(url: &str) -> Result<Target, Error> {

@@ -134,17 +134,17 @@ impl CertificateMetrics {
         }
     }
 
-    /// The end of the current certificate's life.
+    /// Sets the end of the current certificate's life.
     pub fn set_expiration(self, end: Timestamp) {
         EXPIRATIONS.lock()[self as usize] = Some(Some(end));
     }
 
-    /// A renewal has failed.
+    /// Counts a renewal that has failed.
     pub fn count_failure(self) {
         self.failures().with_label_values(&NO_LABELS).inc();
     }
 
-    /// A certificate of this age was replaced.
+    /// Observes the age of a certificate that was replaced.
     pub fn observe_age(self, age: Duration) {
         if let CertificateMetrics::Serving = self {
             SERVING_AGE.with_label_values(&NO_LABELS).observe(age.as_secs_f64());
@@ -284,7 +284,7 @@ pub fn register() {
     set_shutdown(0.0, 0.0);
 }
 
-/// When the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
+/// Sets when the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
 pub fn set_shutdown(start: f64, end: f64) {
     SHUTDOWN_START.with_label_values(&NO_LABELS).set(start);
     SHUTDOWN_END.with_label_values(&NO_LABELS).set(end);

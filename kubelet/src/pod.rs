@@ -19,8 +19,8 @@ pub struct Uid(ArcStr);
 const MAX_UID: usize = 255;
 
 impl Uid {
-    /// `None`: `text` is no name for a folder and a cgroup. Manifests and the labels of other programs'
-    /// sandboxes may have such ones. The systemd driver writes each `-` as `_`.
+    /// Parses a uid; `None`: `text` is no name for a folder and a cgroup. Manifests and the labels
+    /// of other programs' sandboxes may have such ones. The systemd driver writes each `-` as `_`.
     pub fn parse(text: &str) -> Option<Uid> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
         let is_name = (1..=MAX_UID).contains(&text.len())
@@ -96,7 +96,7 @@ pub trait PodExt {
     fn spec(&self) -> &PodSpec;
     fn annotation(&self, key: &str) -> Option<&str>;
 
-    /// `NAME_NAMESPACE`. Upstream: `kubecontainer.GetPodFullName`.
+    /// Returns the name as `NAME_NAMESPACE`. Upstream: `kubecontainer.GetPodFullName`.
     fn full_name(&self) -> String {
         format!("{}_{}", self.name(), self.namespace())
     }

@@ -230,7 +230,7 @@ impl UserNamespaces {
         Ok(mapping)
     }
 
-    /// The pod has ended, or does not exist: its ids are free.
+    /// Frees the ids of a pod that has ended, or does not exist.
     pub fn release(&self, uid: &Uid) {
         let mut used = self.used.lock();
         if let Some(number) = used.by_pod.remove(uid) {

@@ -5,6 +5,8 @@ use k8s_openapi::api::core::v1::AppArmorProfile;
 use super::Rejection;
 use crate::pod::{APP_ARMOR, Pod, PodExt};
 
+/// Checks that a pod's AppArmor profile can be applied.
+///
 /// # Errors
 /// A pod that has not started names a profile, and the machine does not have AppArmor.
 pub fn check(pod: &Pod, has_app_armor: bool) -> Result<(), Rejection> {

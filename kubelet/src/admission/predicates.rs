@@ -102,7 +102,7 @@ fn affinity(pod: &Pod) -> NodeAffinity {
     }
 }
 
-/// Upstream: `nodeports.Fits`.
+/// Returns whether another pod uses a host port that this one needs. Upstream: `nodeports.Fits`.
 fn has_port_conflict(pod: &Pod, others: &[Arc<Pod>]) -> bool {
     let own: Vec<HostPort<'_>> = host_ports(pod).collect();
     let is_own = |used: HostPort<'_>| own.iter().any(|port| port.conflicts(&used));

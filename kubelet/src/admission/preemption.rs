@@ -40,7 +40,7 @@ pub fn choose(
     Ok([best_effort, burstable, guaranteed].concat())
 }
 
-/// Upstream: `kubetypes.Preemptable`.
+/// Returns whether `other` may end for `pod`. Upstream: `kubetypes.Preemptable`.
 fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     is_critical(pod) && !is_critical(other)
         || match (pod.spec().priority, other.spec().priority) {
@@ -86,7 +86,7 @@ fn distance(needs: &Needs, pod: &Pod) -> f64 {
     needs.iter().map(part).sum()
 }
 
-/// Upstream: `smallerResourceRequest`.
+/// Orders pods by their requests of memory, then of CPU. Upstream: `smallerResourceRequest`.
 fn by_requests(a: &Pod, b: &Pod) -> Ordering {
     let requests = |pod: &Pod| (freed_by(pod, "memory"), freed_by(pod, "cpu"));
     requests(a).cmp(&requests(b))

@@ -137,7 +137,7 @@ fn is_counted(resource: &str) -> bool {
         || ["hugepages-", "attachable-volumes-"].iter().any(|prefix| resource.starts_with(prefix))
 }
 
-/// Upstream: `IsExtendedResourceName`.
+/// Returns whether a resource is outside Kubernetes' own. Upstream: `IsExtendedResourceName`.
 fn is_extended(resource: &str) -> bool {
     resource.contains('/')
         && !resource.contains("kubernetes.io/")

@@ -136,14 +136,14 @@ fn restore(path: &Path, content: &[u8]) -> Result<Restored, Error> {
     Ok((entries, Some(expected)))
 }
 
-/// Upstream: `checksum.New`: FNV-1a of 32 bits of Go's dump of the text.
+/// Computes FNV-1a of 32 bits of Go's dump of the text. Upstream: `checksum.New`.
 fn checksum(data: &str) -> u64 {
     let dump = format!("(string){data}");
     let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     u64::from(dump.bytes().fold(0x811c_9dc5, add))
 }
 
-/// After a power cut the file has its old or its new content.
+/// Replaces a file: after a power cut it has its old or its new content.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension("tmp");
     let mut file = fs::File::create(&new)?;

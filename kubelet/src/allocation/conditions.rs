@@ -52,7 +52,7 @@ impl ResizeState {
         shown.collect()
     }
 
-    /// Since when the resize waits.
+    /// Returns the time since which the resize waits.
     pub fn pending_since(&self) -> Option<Timestamp> {
         self.pending.as_ref().map(|pending| pending.since)
     }
@@ -119,7 +119,8 @@ impl ResizeConditions {
         self.take(uid, |state| state.pending.take()).is_some()
     }
 
-    /// A resize that was allocated begins: of an earlier one nothing is known any more.
+    /// Records that a resize that was allocated begins: of an earlier one nothing is known any
+    /// more.
     pub fn begin(&self, uid: &Uid, generation: Option<i64>, now: Timestamp) {
         let mut pods = self.pods.lock();
         let state = pods.entry(uid.clone()).or_default();
@@ -127,7 +128,7 @@ impl ResizeConditions {
         state.in_progress = Some(Condition { reason: None, message: None, generation, since: now });
     }
 
-    /// A resize is under way. What is known of it stays.
+    /// Records that a resize is under way; what is known of it stays.
     pub fn keep_in_progress(&self, uid: &Uid, generation: Option<i64>, now: Timestamp) {
         let mut pods = self.pods.lock();
         let state = pods.entry(uid.clone()).or_default();
@@ -161,13 +162,13 @@ impl ResizeConditions {
         (!is_same).then_some(generation)
     }
 
-    /// No resize is under way. Returns the generation of the pod of one that was.
+    /// Records that no resize is under way. Returns the generation of the pod of one that was.
     pub fn complete(&self, uid: &str) -> Option<Option<i64>> {
         let condition = self.take(uid, |state| state.in_progress.take())?;
         Some(condition.generation)
     }
 
-    /// The pod has ended.
+    /// Forgets a pod that has ended.
     pub fn clear(&self, uid: &str) {
         self.pods.lock().remove(uid);
     }

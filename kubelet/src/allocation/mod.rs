@@ -28,7 +28,7 @@ pub struct PodResources {
     pub pod_level_resources: Option<ResourceRequirements>,
 }
 
-/// Go writes a map that is not set as null.
+/// Decodes a map, which Go writes as null when it is not set.
 fn null_is_empty<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, ResourceRequirements>, D::Error> {

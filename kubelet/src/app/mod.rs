@@ -677,7 +677,8 @@ fn headers(configuration: &Configuration) -> Result<HeaderMap, Error> {
     Ok(headers)
 }
 
-/// Upstream: `nodeutil.GetHostname`.
+/// Returns the name of the Node: the given one, else the machine's, in lower case. Upstream:
+/// `nodeutil.GetHostname`.
 fn node_name(settings: &Settings) -> String {
     let machine = rustix::system::uname();
     let name = match settings.hostname.as_str() {
@@ -707,7 +708,7 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
     }
 }
 
-/// 2 where the unified hierarchy is mounted.
+/// Returns the version of cgroups: 2 where the unified hierarchy is mounted.
 fn cgroup_version() -> i64 {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2 } else { 1 }
 }

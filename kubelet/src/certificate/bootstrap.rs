@@ -222,7 +222,7 @@ fn target(path: &Path) -> PathBuf {
     fs::canonicalize(path).ok().or_else(linked).unwrap_or_else(|| path.to_owned())
 }
 
-/// `Err`: why a kubeconfig cannot be used.
+/// Checks that a kubeconfig can be used. `Err`: why not.
 fn usable(path: &Path, clock: &SharedClock) -> Result<(), String> {
     let config = Config::from_kubeconfig(path, None, None).map_err(|error| error.to_string())?;
     // Reads all of its files.

@@ -128,7 +128,7 @@ fn incompatibility(
     expired.then(|| "one of the certificates for the CSR has expired".to_owned())
 }
 
-/// The certificate in PEM.
+/// Returns the issued certificate in PEM, if there is one.
 fn issued(status: &CertificateSigningRequestStatus) -> Option<Vec<u8>> {
     let text = STANDARD.decode(&*status.certificate).ok()?;
     (!text.is_empty()).then_some(text)

@@ -103,7 +103,8 @@ pub struct Template {
 }
 
 impl Template {
-    /// That of a node's client certificate; with names added, of its serving certificate.
+    /// Returns the template of a node's client certificate; with names added, it is that of its
+    /// serving certificate.
     pub fn of_node(name: &str) -> Template {
         Template {
             common_name: format!("system:node:{name}"),

@@ -111,8 +111,8 @@ impl ServingCertificate {
         Ok(ServingCertificate(Arc::new(source)))
     }
 
-    /// The addresses of the node's status: what a requested certificate is for. When they change,
-    /// another one is requested; without an IP address among them, none is. Upstream:
+    /// Sets the addresses of the node's status, for which a certificate is requested. When they
+    /// change, another one is requested; without an IP address among them, none is. Upstream:
     /// `newGetTemplateFn`.
     pub fn set_addresses(&self, addresses: &[NodeAddress]) {
         if let Source::Requested { wanted, node, .. } = &*self.0 {

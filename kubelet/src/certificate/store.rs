@@ -158,7 +158,7 @@ impl Store {
     }
 }
 
-/// `2006-01-02-15-04-05`, in UTC: upstream takes the local time.
+/// Formats a time as `2006-01-02-15-04-05`, in UTC: upstream takes the local time.
 fn date(now: Timestamp) -> String {
     let text = now.truncate_to_secs().to_string();
     text.trim_end_matches('Z').replace(['T', ':'], "-")

@@ -273,7 +273,7 @@ fn make_below(root: &Path, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()>
     Ok(())
 }
 
-/// A cpuset without CPUs and memory nodes takes no process: a new one gets those of its parent.
+/// Gives a new cpuset the CPUs and memory nodes of its parent: without them it takes no process.
 fn inherit_cpuset(folder: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let parent = folder.parent().map(|parent| parent.join(file));

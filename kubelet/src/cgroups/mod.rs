@@ -246,7 +246,8 @@ impl Cgroups {
         usage::read(&self.hierarchy, &path).memory.map(|memory| memory.usage)
     }
 
-    /// What systemd does not limit, such as huge pages, is in the files of its slice.
+    /// Makes a cgroup with these limits. What systemd does not limit, such as huge pages, is in the
+    /// files of its slice.
     fn make(&self, name: &Name, resources: &Resources) -> io::Result<()> {
         let path = name.path(self.driver);
         if self.driver == Driver::Systemd {

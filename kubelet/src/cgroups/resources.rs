@@ -78,7 +78,7 @@ impl PodLimits {
     }
 }
 
-/// Upstream: `CPUWeightToCPUShares`.
+/// Converts a CPU weight of cgroup v2 to shares of v1. Upstream: `CPUWeightToCPUShares`.
 pub(super) fn shares_of_weight(weight: u64) -> u64 {
     weight.saturating_sub(1) * 262_142 / 9999 + MIN_SHARES
 }
@@ -86,13 +86,13 @@ pub(super) fn shares_of_weight(weight: u64) -> u64 {
 /// As many huge pages as there are. Upstream: `setHugePagesUnbounded`.
 pub const UNBOUNDED: i64 = 1 << 62;
 
-/// Upstream: `MilliCPUToShares`.
+/// Converts CPU millis to shares of cgroup v1. Upstream: `MilliCPUToShares`.
 pub fn shares(milli: i64) -> u64 {
     let shares = i128::from(milli.max(0)) * 1024 / 1000;
     u64::try_from(shares).unwrap_or(MAX_SHARES).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Upstream: `getCPUWeight`.
+/// Converts shares of cgroup v1 to a CPU weight of v2. Upstream: `getCPUWeight`.
 pub fn weight(shares: u64) -> u64 {
     match shares {
         MAX_SHARES.. => 10_000,
@@ -100,12 +100,12 @@ pub fn weight(shares: u64) -> u64 {
     }
 }
 
-/// Upstream: `MilliCPUToQuota`.
+/// Converts CPU millis to a quota for each period. Upstream: `MilliCPUToQuota`.
 fn quota(milli: i64) -> i64 {
     (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
 }
 
-/// In millis for `cpu`, else in units.
+/// Converts a quantity to a number: in millis for `cpu`, else in units.
 fn in_units(resource: &str, quantity: Quantity) -> i64 {
     match resource {
         "cpu" => quantity.milli_value(),

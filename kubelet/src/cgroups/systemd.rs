@@ -158,7 +158,7 @@ fn fault(slice: &str, error: &Error) -> io::Error {
     io::Error::other(format!("systemd's unit {slice}: {}", chain(error)))
 }
 
-/// A slice and the one above it.
+/// Returns the names of a slice and of the one above it.
 fn names(path: &str) -> (&str, &str) {
     let mut parts = path.rsplit('/').filter(|part| !part.is_empty());
     let slice = parts.next().unwrap_or(ROOT);
@@ -211,7 +211,7 @@ fn job(bus: &mut Connection, member: &str, arguments: &[Argument]) -> Result<Str
     }
 }
 
-/// A failed unit goes.
+/// Removes a failed unit.
 fn reset(bus: &mut Connection, slice: &str) {
     if let Err(error) = bus.call(SYSTEMD, "ResetFailedUnit", &[Argument::text(slice)]) {
         log::debug!("{error}");

@@ -83,7 +83,8 @@ impl NodeInfo {
         }
     }
 
-    /// A driver is registered, and has said this about the node. Upstream: `InstallCSIDriver`.
+    /// Publishes a driver that is registered, and what it has said about the node. Upstream:
+    /// `InstallCSIDriver`.
     ///
     /// # Errors
     /// The last attempt's.
@@ -95,7 +96,7 @@ impl NodeInfo {
         self.persistently(driver, Update::Add(info)).await
     }
 
-    /// A driver is gone. Upstream: `UninstallCSIDriver`.
+    /// Withdraws a driver that is gone. Upstream: `UninstallCSIDriver`.
     ///
     /// # Errors
     /// The last attempt's.

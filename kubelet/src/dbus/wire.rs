@@ -132,7 +132,8 @@ impl Encoder {
         self.0.push(0);
     }
 
-    /// The padding before the first member is not part of the length.
+    /// Writes an array with its length, to which the padding before the first member does not
+    /// count.
     fn array(&mut self, align: usize, members: impl FnOnce(&mut Encoder)) {
         self.u32(0);
         let length = self.0.len() - 4;
@@ -289,7 +290,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, Error> {
 }
 
 impl Body {
-    /// `message`: the bytes that say the order of bytes.
+    /// Creates a reader of the body. `message`: the bytes that say the order of bytes.
     fn new(bytes: Vec<u8>, message: &[u8]) -> Result<Body, Error> {
         match message.first() {
             Some(b'l') => Ok(Body { bytes, at: 0, is_big_endian: false }),

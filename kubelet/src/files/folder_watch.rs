@@ -35,13 +35,15 @@ pub struct FolderWatch {
 }
 
 impl FolderWatch {
+    /// Watches a folder.
+    ///
     /// # Errors
     /// When the folder does not exist, or cannot be watched.
     pub fn new(path: &Path) -> io::Result<FolderWatch> {
         FolderWatch::of(path, WATCHED)
     }
 
-    /// As [`FolderWatch::new`], and each write to a file is a change too.
+    /// Watches a folder as [`FolderWatch::new`] does; each write to a file is a change too.
     ///
     /// # Errors
     /// As there.

@@ -202,7 +202,7 @@ fn is_glob_match(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Upstream: `isDefaultRegistryMatch`.
+/// Returns whether a repository is in docker's own registry. Upstream: `isDefaultRegistryMatch`.
 fn is_default_registry(repository: &str) -> bool {
     match repository.split_once('/') {
         _ if repository.is_empty() => false,
@@ -241,7 +241,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// `root`: the kubelet's folder. `home`: of the user that runs it.
+    /// Lists the places of the files of credentials. `root`: the kubelet's folder. `home`: of the
+    /// user that runs it.
     pub fn new(root: &Path, home: Option<&Path>) -> Files {
         let here = Path::new("");
         let docker = home.map(|home| home.join(".docker"));

@@ -111,8 +111,8 @@ fn failed_pull(image: &str, error: &str) -> Waiting {
     Waiting { reason: "ErrImagePull", message: error.to_owned() }
 }
 
-/// An error of the code Unknown is its message, which may start with the reason of [`failed_pull`].
-/// Upstream: `remoteImageService.PullImage`.
+/// Formats an error of a pull; one of the code Unknown is its message, which may start with the
+/// reason of [`failed_pull`]. Upstream: `remoteImageService.PullImage`.
 fn pull_error(error: &cri::Error) -> String {
     match error {
         cri::Error::Status { code: Code::Unknown, message, .. } => message.clone(),

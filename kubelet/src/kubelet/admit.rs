@@ -123,7 +123,7 @@ impl Kubelet {
         self.dispatcher.update(pod, Reason::Create);
     }
 
-    /// A pod fails before it starts. What an earlier kubelet has started of it ends.
+    /// Fails a pod before it starts. What an earlier kubelet has started of it ends.
     fn reject(&self, pod: &Arc<Pod>, rejection: &Rejection) {
         let (reason, message) = (rejection.reason(), rejection.to_string());
         events::warning(pod, None, &reason, &message);
@@ -180,7 +180,7 @@ impl Kubelet {
     }
 }
 
-/// In seconds.
+/// Returns the grace period of a pod's definition in seconds.
 fn grace_of(pod: &Pod) -> i64 {
     pod.spec().termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECONDS)
 }

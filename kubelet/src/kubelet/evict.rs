@@ -88,8 +88,8 @@ impl Kubelet {
         }
     }
 
-    /// The machine shuts down, or does so no more: no pod is admitted meanwhile, and the Node is not
-    /// ready.
+    /// Records that the machine shuts down, or does so no more: no pod is admitted meanwhile, and
+    /// the Node is not ready.
     pub fn set_shutting_down(&self, is_shutting_down: bool) {
         self.shutdown.set(is_shutting_down);
     }
@@ -105,7 +105,7 @@ impl Kubelet {
         self.shutdown.changed.listen()
     }
 
-    /// A pod fails that the kubelet ends.
+    /// Sets the status of a pod that the kubelet ends to failed.
     pub(super) fn fail(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
         let change = self.store.update_status(pod, self.clock.now(), |before, _| {
             failed(before.cloned().unwrap_or_default(), reason, message)

@@ -31,7 +31,7 @@ impl LoopHealth {
         LoopHealth { state: State { relisted: now, entered: now, fault: None }.into() }
     }
 
-    /// The loop is entered. Upstream's is not, while the runtime does not answer.
+    /// Records that the loop is entered. Upstream's is not, while the runtime does not answer.
     pub(super) fn enter(&self, now: Duration) {
         let mut state = self.state.lock();
         if now.saturating_sub(state.relisted) <= RELIST_THRESHOLD {
@@ -39,7 +39,7 @@ impl LoopHealth {
         }
     }
 
-    /// The runtime has been listed. Returns the time since it was listed before.
+    /// Records that the runtime has been listed. Returns the time since it was listed before.
     pub(super) fn relisted(&self, now: Duration) -> Duration {
         let mut state = self.state.lock();
         if state.fault.take().is_some() {
@@ -48,7 +48,7 @@ impl LoopHealth {
         now.saturating_sub(std::mem::replace(&mut state.relisted, now))
     }
 
-    /// The runtime could not be listed.
+    /// Records that the runtime could not be listed.
     pub(super) fn failed(&self, fault: String) {
         let mut state = self.state.lock();
         if state.fault.as_ref() != Some(&fault) {

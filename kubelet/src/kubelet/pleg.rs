@@ -46,7 +46,8 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// What has no pod's uid is another program's.
+    /// Adds the state of a sandbox or container to its pod. What has no pod's uid is another
+    /// program's, and is ignored.
     fn add(&mut self, uid: Option<Uid>, id: String, state: State) {
         if let Some(uid) = uid {
             self.pods.entry(uid).or_default().insert((id, state));

@@ -52,7 +52,7 @@ impl Resizes {
         !self.pending.lock().is_empty()
     }
 
-    /// The pod has ended: no change of it waits or is under way.
+    /// Forgets the changes of a pod that has ended: none waits or is under way.
     pub(super) fn end(&self, uid: &str) {
         self.conditions.clear(uid);
         self.pending.lock().retain(|pending| **pending != *uid);
@@ -209,7 +209,7 @@ impl Kubelet {
         }
     }
 
-    /// The resources of a pod have not changed that have to.
+    /// Records that the resources of a pod could not be changed.
     pub(super) fn resize_failed(&self, pod: &Arc<Pod>, message: &str) {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         if let Some(generation) = self.resizes.conditions.fail(&uid, message, generation, now) {

@@ -173,7 +173,7 @@ fn mount(container_path: &str, host_path: &Path) -> api::Mount {
     }
 }
 
-/// Containers of each user write to it.
+/// Makes the file for a container's last message, to which each user may write.
 fn make_message_file(file: &Path) -> Result<(), Error> {
     let make = || {
         File::create(file)?;

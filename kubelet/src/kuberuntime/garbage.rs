@@ -298,7 +298,7 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// While a log is rotated, it is absent for a moment.
+/// Returns whether a link's log may only be absent because it is being rotated.
 async fn may_be_rotating(runtime: &RuntimeService, link: &Path) -> bool {
     let name = link.file_stem().unwrap_or_default().to_string_lossy();
     let Some((_, id)) = name.rsplit_once('-') else { return false };

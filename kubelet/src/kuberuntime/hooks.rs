@@ -19,7 +19,7 @@ use crate::prober::{self, PortError};
 pub(super) struct HookFailure(String);
 
 impl HookFailure {
-    /// The hook did not end within this time.
+    /// Builds the failure of a hook that did not end within this time.
     pub(super) fn late(seconds: i64) -> HookFailure {
         HookFailure(format!("no end within {seconds} s"))
     }

@@ -122,7 +122,8 @@ impl Manager {
         Ok(())
     }
 
-    /// `None`: the kubelet does not limit the cgroup.
+    /// Reads the limits of a pod's cgroup, and computes those that it should have. `None`: the
+    /// kubelet does not limit the cgroup.
     async fn pod_cgroup(&self, pod: &Arc<Pod>) -> Option<PodCgroup> {
         let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
         let read = move || {

@@ -39,7 +39,7 @@ impl From<Waiting> for StartFailure {
     }
 }
 
-/// The failure of a step, by the reason that the container's status shows.
+/// Converts the failure of a step, by the reason that the container's status shows.
 fn failed<E: Error + 'static>(reason: &'static str) -> impl Fn(E) -> Waiting {
     move |error| Waiting { reason, message: chain(&error) }
 }
@@ -263,8 +263,8 @@ impl Manager {
     }
 }
 
-/// With another image or other resources a container has no back-off yet.
-/// Upstream: `GetBackoffKey`.
+/// Returns the key of a container's back-off: with another image or other resources it has none
+/// yet. Upstream: `GetBackoffKey`.
 fn backoff_key(pod: &Pod, container: &Container) -> String {
     let image = container.image.as_deref().unwrap_or_default();
     let resources = serde_json::to_string(&container.resources).unwrap_or_default();

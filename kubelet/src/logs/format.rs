@@ -158,7 +158,7 @@ impl Decoder {
         self.is_done
     }
 
-    /// The next bytes come from another file: an incomplete beginning of a line is dropped.
+    /// Prepares for bytes of another file: an incomplete beginning of a line is dropped.
     pub fn start_file(&mut self) {
         self.head.clear();
         self.state = State::Head;

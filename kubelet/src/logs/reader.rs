@@ -47,7 +47,7 @@ impl LogFile {
         }
     }
 
-    /// Blocks.
+    /// Opens the log; links must not lead out of its folder. Blocks.
     fn open(&self) -> io::Result<File> {
         beneath::open(&self.root, &self.path)
     }

@@ -44,7 +44,8 @@ impl PageSize {
     }
 }
 
-/// Upstream: `HugePageUnitSizeFromByteSize`.
+/// Formats a page size with the largest unit that divides it. Upstream:
+/// `HugePageUnitSizeFromByteSize`.
 fn name_of(bytes: i64) -> String {
     let units = ["B", "KB", "MB", "GB", "TB", "PB"];
     let (mut size, mut unit) = (bytes, 0);

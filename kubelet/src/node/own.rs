@@ -119,7 +119,7 @@ impl OwnNode {
         self.inner.synced.opened().await;
     }
 
-    /// There is no API server.
+    /// Records that there is no API server, so that none is waited for.
     pub fn set_standalone(&self) {
         self.inner.synced.open();
     }
@@ -184,7 +184,7 @@ impl OwnNode {
     }
 }
 
-/// `None`: the version is not a number.
+/// Reads the Node's version. `None`: it is not a number.
 fn version(node: &core::Node) -> Option<u64> {
     node.metadata.resource_version.as_deref()?.parse().ok()
 }

@@ -37,8 +37,8 @@ impl NodePressure {
         NodePressure { transition_period, last: Arc::default() }
     }
 
-    /// The thresholds have been compared: these are crossed. `now`: by the monotonic clock.
-    /// Upstream: `nodeConditionsLastObservedAt`, `nodeConditionsObservedSince`.
+    /// Records which thresholds are crossed now. `now`: by the monotonic clock. Upstream:
+    /// `nodeConditionsLastObservedAt`, `nodeConditionsObservedSince`.
     pub fn observe(&self, crossed: impl IntoIterator<Item = Pressure>, now: Duration) {
         let mut last = self.last.lock();
         last.observed.extend(crossed.into_iter().map(|pressure| (pressure, now)));

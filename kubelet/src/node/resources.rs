@@ -159,7 +159,7 @@ fn at_least_zero(amount: Quantity) -> Quantity {
     if is_negative { Quantity::ZERO } else { amount }
 }
 
-/// An equal amount keeps its text: another form is no change.
+/// Sets the amount of a resource. An equal amount keeps its text: another form is no change.
 fn put(amounts: &mut BTreeMap<String, ApiQuantity>, resource: &str, amount: Quantity) {
     let before = amounts.get(resource).and_then(|text| text.0.parse::<Quantity>().ok());
     if before.is_none_or(|before| before.compare(amount).is_ne()) {

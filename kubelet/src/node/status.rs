@@ -88,7 +88,7 @@ pub struct NodeEvent {
 }
 
 impl NodeEvent {
-    /// Upstream: `recordNodeStatusEvent`.
+    /// Builds the event of a change of the node's status. Upstream: `recordNodeStatusEvent`.
     pub fn of_status(name: &str, reason: &'static str) -> NodeEvent {
         let message = format!("Node {name} status is now: {reason}");
         NodeEvent { is_warning: false, reason, message }

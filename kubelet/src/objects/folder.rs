@@ -256,7 +256,7 @@ fn bytes_of(data: Option<BTreeMap<String, k8s_openapi::ByteString>>) -> BTreeMap
     data.into_iter().flatten().map(|(key, bytes)| (key, bytes.0)).collect()
 }
 
-/// Upstream: `IsConfigMapKey`.
+/// Returns whether the text is a valid key of a ConfigMap. Upstream: `IsConfigMapKey`.
 fn is_key(key: &str) -> bool {
     let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=253).contains(&key.len())

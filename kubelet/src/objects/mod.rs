@@ -103,6 +103,8 @@ impl PodObjects {
         PodObjects { objects, tokens: BTreeMap::new() }
     }
 
+    /// Returns the contents of an object.
+    ///
     /// # Errors
     /// The object is missing, or is not fetched yet. The texts are upstream's.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, Unavailable> {
@@ -227,15 +229,16 @@ impl Objects {
         self.server.as_ref().filter(|_| !pod.is_static())
     }
 
-    /// The pod begins, or has changed: what it refers to is followed from now on, until
-    /// [`Objects::forget`]. Upstream: `RegisterPod`.
+    /// Follows what a pod that begins or has changed refers to, until [`Objects::forget`].
+    /// Upstream: `RegisterPod`.
     pub fn follow(&self, pod: &Pod) {
         if let Some(server) = self.server_of(pod) {
             server.watches.register(&pod.uid(), references(pod));
         }
     }
 
-    /// The pod has ended. Upstream: `UnregisterPod`, `DeleteServiceAccountToken`.
+    /// Forgets what a pod refers to that has ended. Upstream: `UnregisterPod`,
+    /// `DeleteServiceAccountToken`.
     pub fn forget(&self, uid: &Uid) {
         if let Some(server) = &self.server {
             server.watches.forget(uid);

@@ -79,7 +79,7 @@ impl Registry {
         new
     }
 
-    /// The pod refers to nothing any more. Watches without another user end.
+    /// Records that the pod refers to nothing any more. Watches without another user end.
     pub(super) fn forget(&mut self, uid: &Uid) {
         for key in self.pods.remove(uid).unwrap_or_default() {
             self.release(&key, uid);

@@ -107,7 +107,7 @@ fn variables<'a>(
 }
 
 impl Service {
-    /// `None`: it has none. Upstream: `IsServiceIPSet`.
+    /// Returns the cluster IP of the Service. `None`: it has none. Upstream: `IsServiceIPSet`.
     fn ip(&self) -> Option<&str> {
         let ip = self.spec.as_ref()?.cluster_ip.as_deref()?;
         (!ip.is_empty() && ip != "None").then_some(ip)
@@ -153,7 +153,7 @@ impl Port {
         self.protocol.as_deref().filter(|protocol| !protocol.is_empty()).unwrap_or("TCP")
     }
 
-    /// `tcp://10.0.0.1:80`
+    /// Formats the address of a port: `tcp://10.0.0.1:80`.
     fn address(&self, ip: &str) -> String {
         let (protocol, port) = (self.protocol().to_lowercase(), self.port);
         match ip.contains(':') {
@@ -163,7 +163,8 @@ impl Port {
     }
 }
 
-/// Upstream: `makeEnvVariableName`.
+/// Returns the part of a variable's name that stands for a Service or port. Upstream:
+/// `makeEnvVariableName`.
 fn variable(name: &str) -> String {
     name.replace('-', "_").to_uppercase()
 }

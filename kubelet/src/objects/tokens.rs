@@ -121,7 +121,7 @@ impl Token {
 }
 
 impl Tokens {
-    /// Has no token yet. Requests end with `stop`.
+    /// Creates the tokens of no pod yet. Requests end with `stop`.
     pub(super) fn new(
         client: Client,
         clock: SharedClock,
@@ -170,7 +170,7 @@ impl Tokens {
         specs.iter().map(known).collect()
     }
 
-    /// The pod is gone.
+    /// Forgets the tokens of a pod that is gone.
     pub(super) fn forget(&self, uid: &Uid) {
         self.0.tokens.lock().remove(uid);
     }

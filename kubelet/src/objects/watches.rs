@@ -57,14 +57,14 @@ impl Watches {
         watches
     }
 
-    /// The pod refers to these objects, and to no others any more.
+    /// Watches these objects for the pod, and no others any more.
     pub(super) fn register(&self, uid: &Uid, keys: BTreeSet<Key>) {
         let Inner { registry, clock, stop, .. } = &*self.0;
         let new = registry.lock().register(uid, keys, clock.monotonic(), stop);
         self.start(new);
     }
 
-    /// The pod refers to nothing any more.
+    /// Ends the watches that only this pod needed.
     pub(super) fn forget(&self, uid: &Uid) {
         self.0.registry.lock().forget(uid);
     }

@@ -476,7 +476,8 @@ impl Configuration {
         replace_zero(&mut own.cache_unauthorized_ttl, default.cache_unauthorized_ttl);
     }
 
-    /// As flags too (upstream: in files only): no loop is without a pause.
+    /// Replaces zero periods by the defaults, for flags too (upstream: in files only): no loop is
+    /// without a pause.
     pub(super) fn replace_zero_periods(&mut self) {
         let update = Configuration::default().node_status_update_frequency;
         replace_zero(&mut self.node_status_update_frequency, update);

@@ -71,7 +71,7 @@ pub struct CredentialProviders {
 }
 
 impl CredentialProviders {
-    /// The file and the folder, if they are given.
+    /// Returns the file and the folder, if they are given.
     pub fn get(&self) -> Option<(&Path, &Path)> {
         let CredentialProviders { config, bin_dir } = self;
         (!config.is_empty()).then(|| (config.as_ref(), bin_dir.as_ref()))

@@ -26,8 +26,8 @@ impl Backoff {
         Backoff { initial, max, entries: HashMap::new() }
     }
 
-    /// Until when `key` has to wait after its last event; `None`: it need not wait.
-    /// Upstream: `IsInBackOffSince`.
+    /// Returns the time until which `key` has to wait after its last event; `None`: it need not
+    /// wait. Upstream: `IsInBackOffSince`.
     pub fn until(&self, key: &str, event: Duration, now: Duration) -> Option<Duration> {
         let entry = self.entries.get(key)?;
         let until = event + entry.delay;

@@ -232,7 +232,7 @@ fn expand(text: &str, values: &Values) -> Vec<u8> {
     })
 }
 
-/// As `expand`, for a word of a command, which is text.
+/// Expands a word of a command as `expand` does; it has to be text.
 ///
 /// # Errors
 /// When a value is not.

@@ -142,7 +142,7 @@ impl Resizing<'_> {
         Amounts::of_container(container.resources.as_ref(), self.pod.spec().resources.as_ref())
     }
 
-    /// `None`: there is no record.
+    /// Returns the amounts that a container was given. `None`: there is no record.
     fn current(&self, name: &str) -> Option<Amounts> {
         let record = self.actuated?;
         let own = record.container_resources.get(name)?;
@@ -187,8 +187,8 @@ impl Resizing<'_> {
         false
     }
 
-    /// A container starts: the pod's cgroup may have to follow. Upstream leaves it as it is unless the
-    /// container was restarted for the resize.
+    /// Notes that a container starts, for which the pod's cgroup may have to change. Upstream
+    /// leaves it as it is unless the container was restarted for the resize.
     pub fn start(&self, container: &Container, actions: &mut ResizeActions) {
         let recorded = self.current(&container.name);
         actions.has_pod |= recorded.is_some_and(|current| current != self.desired(container));

@@ -92,7 +92,8 @@ pub(crate) fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
     linux_resources(of("cpu", false), of("cpu", true), of("memory", true))
 }
 
-/// Upstream: `convertOverheadToLinuxResources`.
+/// Converts a pod's overhead to the resources of its sandbox. Upstream:
+/// `convertOverheadToLinuxResources`.
 pub(crate) fn overhead(pod: &Pod) -> api::LinuxContainerResources {
     let Some(overhead) = &pod.spec().overhead else { return Default::default() };
     let cpu = quantity(overhead, "cpu");
@@ -269,7 +270,7 @@ pub fn container(
     })
 }
 
-/// The owners of files in mounts are those that the pod's user namespace shows: the kernel maps them.
+/// Maps the owners of files in mounts to the pod's user namespace, which the kernel shows in them.
 fn mapped(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Vec<api::Mount> {
     if let Some(users) = users {
         for mount in &mut mounts {
@@ -369,7 +370,7 @@ fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_by
 /// The score of what is killed last.
 const GUARANTEED_SCORE: i64 = -997;
 
-/// Upstream: `MilliCPUToShares`.
+/// Converts CPU millis to cgroup v1 shares. Upstream: `MilliCPUToShares`.
 fn shares(milli: i64) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }

@@ -31,6 +31,8 @@ pub(super) const DROP_IN: &str = "99-kubelet.conf";
 pub struct Logind(Connection);
 
 impl Logind {
+    /// Connects to the bus of logind.
+    ///
     /// # Errors
     /// There is no bus.
     pub fn open(socket: &Path) -> Result<Logind, Error> {

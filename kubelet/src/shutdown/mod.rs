@@ -48,7 +48,7 @@ pub trait Pods: Send + Sync {
     /// Returns those that run.
     fn active(&self) -> Vec<Arc<Pod>>;
 
-    /// From now on, new pods are admitted or not, and the Node is ready or not.
+    /// Sets whether new pods are refused and the Node is not ready, from now on.
     fn set_shutting_down(&self, is_shutting_down: bool);
 
     /// Ends a pod, with this grace in seconds. Resolves when it holds nothing any more.
@@ -94,7 +94,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// `root`: the kubelet's folder.
+    /// Returns the usual paths. `root`: the kubelet's folder.
     pub fn new(root: &Path) -> Paths {
         Paths { socket: SYSTEM_BUS.into(), drop_ins: DROP_INS.into(), state: root.join(STATE) }
     }

@@ -59,7 +59,8 @@ fn requests_from_limits(container: &mut Value) {
     }
 }
 
-/// Images without a tag or with the tag `latest` are pulled each time.
+/// Returns the default policy of pulls: images without a tag or with the tag `latest` are pulled
+/// each time.
 fn pull_policy(image: &str) -> &'static str {
     let last = image.rsplit('/').next().unwrap_or_default();
     let is_fixed =

@@ -65,7 +65,8 @@ struct Shared {
 }
 
 impl PodConfig {
-    /// The receiver gets the changes of all sources in order.
+    /// Creates the configuration of no sources yet. The receiver gets the changes of all sources in
+    /// order.
     pub fn new(clock: SharedClock) -> (PodConfig, Receiver<PodUpdate>) {
         let (updates, receiver) = async_channel::bounded(QUEUED);
         let shared = Shared { storage: Mutex::default(), clock, updates };

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, PodExt, listed, of_containers, quantity};
 
-/// What a whole pod may ask for. Upstream: `IsSupportedPodLevelResource`.
+/// Returns whether a whole pod may ask for a resource. Upstream: `IsSupportedPodLevelResource`.
 fn is_supported(resource: &str) -> bool {
     ["cpu", "memory"].contains(&resource) || resource.starts_with("hugepages-")
 }

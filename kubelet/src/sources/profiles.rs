@@ -51,7 +51,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
     faults
 }
 
-/// Only local profiles have a name.
+/// Checks that a local profile has a name, and only a local one.
 fn fault_of_name(field: &str, kind: &str, name: Option<&str>) -> Option<String> {
     match (kind, name) {
         ("Localhost", None | Some("")) => {

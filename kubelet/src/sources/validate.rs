@@ -211,7 +211,8 @@ pub fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|part| part == "..")
 }
 
-/// Lower-case letters, digits and dashes, with a letter or digit at both ends; at most 63.
+/// Returns whether a text is of lower-case letters, digits and dashes, with a letter or digit at
+/// both ends; at most 63.
 fn is_dns1123_label(text: &str) -> bool {
     let is_fine = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     (1..=63).contains(&text.len())

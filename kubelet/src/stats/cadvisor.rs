@@ -334,7 +334,7 @@ fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Sub
     all.collect()
 }
 
-/// When a cgroup was made, in seconds since 1970.
+/// Returns when a cgroup was made, in seconds since 1970.
 fn made_at(source: &StatsSource<'_>, path: &str) -> i64 {
     let folder = source.hierarchy.folder("cpu", path);
     folder.and_then(|folder| fs::metadata(folder).ok()).map_or(0, |data| data.mtime())
@@ -422,7 +422,7 @@ fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, Fs> {
     disks.collect()
 }
 
-/// The source of the first mount of a device, by its number.
+/// Returns the source of the first mount of a device, by its number.
 fn device_of(mounts: &str, number: u64) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     let of = |line: &str| {

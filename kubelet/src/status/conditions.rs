@@ -116,7 +116,7 @@ impl Verdict {
     }
 }
 
-/// As Go shows a list of names.
+/// Formats a list of names as Go does.
 fn names(of: &[&str]) -> String {
     format!("[{}]", of.join(" "))
 }

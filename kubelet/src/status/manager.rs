@@ -97,7 +97,7 @@ fn has_to_go(report: &Report, live: &Pod) -> bool {
     report.is_finished && live.metadata.deletion_timestamp.is_some() && !live.is_mirror()
 }
 
-/// Upstream: `canBeDeleted`.
+/// Returns whether the pod may be deleted from the API server. Upstream: `canBeDeleted`.
 fn may_delete(report: &Report, live: &Pod) -> bool {
     let phase = live.status.as_ref().and_then(|status| status.phase.as_deref());
     has_to_go(report, live) && is_terminal(phase)

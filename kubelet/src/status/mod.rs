@@ -44,7 +44,7 @@ pub enum Change {
 
 /// What the kubelet knows of its pods.
 pub trait Pods: Send + Sync {
-    /// `None`: no source has the pod, or it has no status yet.
+    /// Returns the report of a pod. `None`: no source has the pod, or it has no status yet.
     fn report(&self, uid: &Uid) -> Option<Report>;
 
     /// Returns what to do about the mirror pod of this full name; `None`: nothing, for now.

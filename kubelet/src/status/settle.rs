@@ -51,7 +51,8 @@ pub fn keep_transition(
     };
 }
 
-/// The server stores whole seconds: a finer time would be written again and again.
+/// Truncates a time to whole seconds, which the server stores: a finer time would be written again
+/// and again.
 fn truncate(time: &mut Option<Time>) {
     if let Some(Time(time)) = time {
         let seconds = Timestamp::from_secs(time.as_second());
@@ -59,7 +60,8 @@ fn truncate(time: &mut Option<Time>) {
     }
 }
 
-/// The server stores amounts in their canonical form. Those that are malformed stay.
+/// Rewrites amounts in the canonical form in which the server stores them. Those that are malformed
+/// stay.
 fn make_canonical(list: &mut Option<BTreeMap<String, ListedQuantity>>) {
     for amount in list.iter_mut().flat_map(BTreeMap::values_mut) {
         if let Ok(parsed) = amount.0.parse::<Quantity>() {

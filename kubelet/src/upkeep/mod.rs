@@ -163,7 +163,7 @@ impl Upkeep {
         stop.unless_stopped(collection.or(rotation).or(self.cgroups())).await;
     }
 
-    /// Before, no pod is known to be gone.
+    /// Waits until all sources have been read: before, no pod is known to be gone.
     async fn wait_for_sources(&self) {
         let clock = &self.kubelet.manager().clock;
         while !self.kubelet.has_seen_all() {

@@ -137,7 +137,7 @@ fn check_claim(claim: &core::PersistentVolumeClaim) -> Result<String, Error> {
     name.filter(|name| !name.is_empty()).ok_or(Error::ClaimWithoutVolume)
 }
 
-/// Upstream: `ephemeral.VolumeIsForPod`.
+/// Returns whether the pod owns the claim. Upstream: `ephemeral.VolumeIsForPod`.
 fn is_of_pod(claim: &core::PersistentVolumeClaim, pod: &Pod) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     owners.any(|owner| owner.controller == Some(true) && owner.uid == *pod.uid())

@@ -195,7 +195,8 @@ impl Inner {
     }
 }
 
-/// Upstream: `isInfeasibleError`.
+/// Returns whether a driver's error means that the expansion can never succeed. Upstream:
+/// `isInfeasibleError`.
 fn is_infeasible(error: &csi::Error) -> bool {
     matches!(error.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound))
 }

@@ -80,7 +80,8 @@ pub(super) fn device(source: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Upstream: `ValidatePathNoBacksteps`.
+/// Returns the absolute path of a local volume, which must not contain `..`. Upstream:
+/// `ValidatePathNoBacksteps`.
 fn checked(source: &str) -> Result<PathBuf, Error> {
     let path = Path::new("/").join(source);
     match !source.is_empty() && source.split('/').all(|part| part != "..") {

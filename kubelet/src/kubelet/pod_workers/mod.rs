@@ -82,7 +82,8 @@ impl Workers {
         self.change(&uid, |worker| worker.update(pod, reason)).unwrap_or(false)
     }
 
-    /// A pod was not admitted: what runs of it ends, and it stays finished while its source has it.
+    /// Gives a pod that was not admitted a worker that ends what runs of it; the worker stays
+    /// finished while the pod's source has it.
     pub fn reject(&mut self, pod: &Arc<Pod>) {
         let worker = || Worker::Pod(PodWorker::rejected(pod));
         self.workers.entry(pod.uid()).or_insert_with(worker);

@@ -14,7 +14,7 @@ pub(super) struct StaticPods {
 }
 
 impl StaticPods {
-    /// A new pod waits until it may start.
+    /// Adds a new pod to those that wait until they may start.
     pub(super) fn wait(&mut self, name: &str, uid: Uid) {
         self.waiting.entry(name.to_owned()).or_default().push_back(uid);
     }

@@ -46,7 +46,8 @@ enum Phase {
 }
 
 impl Phase {
-    /// `None`: it waits for other pods, or for the end of its sync, or has no work any more.
+    /// Returns the schedule of the phase's work. `None`: it waits for other pods, or for the end of
+    /// its sync, or has no work any more.
     fn schedule(mut self) -> Option<Schedule> {
         self.schedule_mut().copied()
     }
@@ -60,7 +61,8 @@ impl Phase {
         }
     }
 
-    /// `None`: the pod does not have to end.
+    /// Returns the mark that a source has added the pod again. `None`: the pod does not have to
+    /// end.
     fn is_recreated_mut(&mut self) -> Option<&mut bool> {
         match self {
             Phase::WaitingToStart | Phase::Syncing(_) => None,
@@ -132,15 +134,15 @@ impl PodWorker {
         false
     }
 
-    /// Something about the pod has changed.
+    /// Requests another sync, as something about the pod has changed.
     fn request(&mut self) {
         if let Some(schedule) = self.phase.schedule_mut() {
             schedule.request();
         }
     }
 
-    /// The pod has to end, with the grace of its definition. Returns whether the work that is done
-    /// now has to be cancelled.
+    /// Begins to end the pod, with the grace of its definition. Returns whether the work that is
+    /// done now has to be cancelled.
     pub(super) fn terminate(&mut self) -> bool {
         self.terminate_within(effective_grace(self.phase.grace(), &self.pod))
     }
@@ -276,7 +278,7 @@ pub(super) enum Worker {
 }
 
 impl Worker {
-    /// `None`: an orphan.
+    /// Returns the worker of a pod. `None`: an orphan.
     pub(super) fn pod(&self) -> Option<&PodWorker> {
         match self {
             Worker::Orphan(_) => None,
@@ -291,7 +293,7 @@ impl Worker {
         }
     }
 
-    /// `None`: it has no work by itself.
+    /// Returns the schedule of the work. `None`: it has no work by itself.
     pub(super) fn schedule(&self) -> Option<Schedule> {
         match self {
             Worker::Orphan(schedule) => Some(*schedule),
@@ -299,7 +301,7 @@ impl Worker {
         }
     }
 
-    /// Something about the pod has changed.
+    /// Requests more work, as something about the pod has changed.
     pub(super) fn request(&mut self) {
         match self {
             Worker::Orphan(schedule) => schedule.request(),

@@ -80,7 +80,7 @@ impl Kubelet {
     }
 }
 
-/// Up to half as long again.
+/// Returns the period with up to half of it added at random.
 fn jittered(period: Duration) -> Duration {
     period.mul_f64(1.0 + 0.5 * fastrand::f64())
 }
