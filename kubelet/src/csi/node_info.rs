@@ -96,7 +96,7 @@ impl NodeInfo {
         self.persistently(driver, Update::Add(info)).await
     }
 
-    /// Withdraws a driver that is gone. Upstream: `UninstallCSIDriver`.
+    /// A driver is gone. Upstream: `UninstallCSIDriver`.
     ///
     /// # Errors
     /// The last attempt's.

@@ -120,7 +120,7 @@ pub struct Statements<'a> {
     pub min_reclaim: &'a BTreeMap<String, String>,
 }
 
-/// Returns the hard thresholds of a configuration that names none. Upstream: `DefaultEvictionHard`.
+/// The hard thresholds of a configuration that names none. Upstream: `DefaultEvictionHard`.
 pub fn default_hard() -> BTreeMap<String, String> {
     let default = [
         ("memory.available", "100Mi"),

@@ -246,8 +246,8 @@ impl Objects {
         }
     }
 
-    /// Reads what a pod refers to for this use. Waits for what is not fetched yet, for a second at
-    /// most. The future may be dropped at any time.
+    /// What a pod refers to for this use. Waits for what is not fetched yet, for a second at most.
+    /// The future may be dropped at any time.
     pub async fn read(&self, pod: &Pod, what: Use<'_>) -> PodObjects {
         let keys = what.keys(pod);
         let Some(server) = self.server_of(pod) else { return self.folder.now().known(keys) };
@@ -290,7 +290,7 @@ impl Objects {
         wanted.iter().map(token).collect()
     }
 
-    /// Returns the first value that is settled; the last one after a second.
+    /// The first value that is settled; the last one after a second.
     async fn settled<T>(
         &self,
         server: &ServerObjects,

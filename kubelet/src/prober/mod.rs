@@ -172,8 +172,8 @@ impl Probes {
         }
     }
 
-    /// Reads what an agent before this one has saved. Where it has saved nothing (as other agents
-    /// do), it is what the API server has from it.
+    /// What an agent before this one has saved. Where it has saved nothing (as other agents do), it
+    /// is what the API server has from it.
     async fn saved(&self, pod: &Pod) -> BTreeMap<String, SavedResults> {
         let mut saved = results::reported(pod);
         let file = self.folders.probes_file(&pod.uid());

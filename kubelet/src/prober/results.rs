@@ -46,7 +46,7 @@ pub(super) struct SavedResults {
     pub(super) ready: bool,
 }
 
-/// Returns the states of containers that the API server has.
+/// The states of containers that the API server has.
 pub(super) fn reported(pod: &Pod) -> BTreeMap<String, SavedResults> {
     let status = pod.status.iter();
     let lists = status.flat_map(|all| [&all.init_container_statuses, &all.container_statuses]);

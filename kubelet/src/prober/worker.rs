@@ -132,8 +132,7 @@ impl Worker {
             && self.probes.result(&self.id, Kind::Startup) != Some(true)
     }
 
-    /// Probes once; a probe that has no result is repeated at once. Upstream:
-    /// `runProbeWithRetries`.
+    /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
     async fn probe_once(&self) -> Result<(), Fault> {
         let mut outcome = self.attempt().await;
         for _ in 1..MAX_PROBE_RETRIES {

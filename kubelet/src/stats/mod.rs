@@ -527,7 +527,7 @@ struct MeasuredVolume {
     is_local: bool,
 }
 
-/// Measures a file system. `None`: the path does not exist.
+/// A file system. `None`: the path does not exist.
 fn disk(time: &str, path: &Path) -> Option<Fs> {
     let stat = rustix::fs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
@@ -632,7 +632,7 @@ struct Family {
     lines: String,
 }
 
-/// Renders the text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
+/// The text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
 pub fn resource_metrics(summary: &Summary, now: Timestamp) -> String {
     let mut families: BTreeMap<&'static str, Family> = BTreeMap::new();
     let millis = now.to_jiff().as_millisecond();

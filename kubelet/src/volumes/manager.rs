@@ -424,8 +424,7 @@ impl Inner {
         }
     }
 
-    /// Records the outcomes of an attempt at a pod's volumes, and reports failures. Returns when to
-    /// try again; `None`: all are there.
+    /// Keeps the outcomes of a pod's volumes. Returns when to try again; `None`: all are there.
     fn conclude(&self, pod: &Arc<Pod>, attempts: Vec<(String, Attempt)>) -> Option<Duration> {
         let now = self.clock.monotonic();
         let mut state = self.state.lock();
