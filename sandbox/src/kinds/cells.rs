@@ -29,7 +29,7 @@ pub fn age(object: &Value, now: i64) -> String {
     since(object, "/metadata/creationTimestamp", now)
 }
 
-/// Returns the first three, and the number of the others.
+/// Joins the first `max` items, and adds the number of the others.
 fn with_more(mut items: Vec<String>, max: usize) -> String {
     let left = items.len().saturating_sub(max);
     items.truncate(max);
@@ -207,6 +207,7 @@ pub fn pod_gates(pod: &Value) -> String {
     format!("{passed}/{}", gates.len())
 }
 
+/// Renders a node's readiness from its `Ready` condition, and whether it is cordoned.
 pub fn node_status(node: &Value) -> String {
     let ready = list(node, "/status/conditions").iter().find(|c| text(c, "/type") == "Ready");
     let mut status = match ready.map(|c| text(c, "/status")) {
@@ -221,6 +222,7 @@ pub fn node_status(node: &Value) -> String {
     status
 }
 
+/// Returns the roles that a node's labels name, sorted and joined.
 pub fn node_roles(node: &Value) -> String {
     let mut roles: Vec<&str> = members(node, "/metadata/labels")
         .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
@@ -249,6 +251,8 @@ pub fn node_kernel(node: &Value) -> String {
     }
 }
 
+/// Returns the addresses of a load balancer, sorted, each one once. An ingress without an IP counts
+/// with its host name.
 fn ingress_addresses(object: &Value) -> Vec<&str> {
     let mut addresses: Vec<&str> = list(object, "/status/loadBalancer/ingress")
         .iter()
@@ -274,6 +278,7 @@ pub fn ingress_hosts(ingress: &Value) -> String {
     if hosts.is_empty() { "*".to_owned() } else { with_more(hosts, 3) }
 }
 
+/// Renders the external addresses of a Service; which ones it has depends on its type.
 pub fn service_external_ip(service: &Value) -> String {
     let external = list(service, "/spec/externalIPs").iter().filter_map(Value::as_str);
     match text(service, "/spec/type") {
@@ -287,6 +292,7 @@ pub fn service_external_ip(service: &Value) -> String {
     }
 }
 
+/// Renders the ports of a Service, with their node ports if they have any.
 pub fn service_ports(service: &Value) -> String {
     let ports = list(service, "/spec/ports").iter().map(|port| {
         let protocol = text(port, "/protocol");
@@ -299,6 +305,7 @@ pub fn service_ports(service: &Value) -> String {
     none_if_empty(ports.collect::<Vec<_>>().join(","))
 }
 
+/// Renders the addresses of an Endpoints object: three of them, and the number of the others.
 pub fn endpoints(object: &Value) -> String {
     let mut all = Vec::new();
     for subset in list(object, "/subsets") {
@@ -318,6 +325,7 @@ pub fn endpoints(object: &Value) -> String {
     none_if_empty(with_more(all, 3))
 }
 
+/// Renders the ports of an EndpointSlice: three of them, and the number of the others.
 pub fn slice_ports(slice: &Value) -> String {
     let ports = list(slice, "/ports").iter().map(|port| match int(port, "/port") {
         Some(number) => number.to_string(),
@@ -377,6 +385,7 @@ pub fn event_count(event: &Value) -> i64 {
     int(event, "/series/count").unwrap_or(if count == 0 { 1 } else { count })
 }
 
+/// Returns the status of a Job: the first of these states that applies to it.
 pub fn job_status(job: &Value) -> &'static str {
     let has = |name: &str| {
         list(job, "/status/conditions")
@@ -455,6 +464,8 @@ pub fn quota(object: &Value, limits: bool) -> String {
     entries.join(", ")
 }
 
+/// Renders current and wanted values of an autoscaler's metrics: two of them, and the number of the
+/// others.
 pub fn hpa_targets(hpa: &Value) -> String {
     let current = list(hpa, "/status/currentMetrics");
     let targets: Vec<String> = list(hpa, "/spec/metrics")
@@ -510,6 +521,7 @@ pub fn pod_request_state(request: &Value) -> &str {
     states.find(|state| ["Issued", "Denied", "Failed"].contains(state)).unwrap_or("Pending")
 }
 
+/// Renders the state of a certificate request from its conditions and its certificate.
 pub fn csr_condition(csr: &Value) -> String {
     let has = |name: &str| list(csr, "/status/conditions").iter().any(|c| text(c, "/type") == name);
     let mut status = match (has("Denied"), has("Approved")) {

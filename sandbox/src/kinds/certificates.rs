@@ -15,6 +15,7 @@ use crate::status::Cause;
 const GROUP: &str = "certificates.k8s.io";
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 
+/// Builds the kind ClusterTrustBundle.
 pub fn trust_bundles() -> Kind {
     let rules = Rules {
         check: bundle_faults,
@@ -55,6 +56,8 @@ fn default_request(request: &mut Value) {
     fill(object(request, "spec"), "maxExpirationSeconds", 86_400);
 }
 
+/// Checks a bundle: its name must fit its signer, the signer must be well-formed, and it must have
+/// a trust anchor.
 fn bundle_faults(bundle: &Value) -> Vec<Cause> {
     let signer = text(bundle, "/spec/signerName");
     let mut faults = Vec::new();

@@ -177,6 +177,8 @@ pub fn check_service(service: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks an update of a Service: a cluster IP must stay as it is, unless the type is or was
+/// `ExternalName`.
 pub fn update_service(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_service(new));
@@ -209,6 +211,8 @@ pub fn prepare_namespace_update(new: &mut Value, old: &Value) {
     super::workloads::keep_status(new, old);
 }
 
+/// Prepares a new Node for storage: it gets a specification, a status and the taint `not-ready`, if
+/// it lacks them.
 pub fn prepare_node(node: &mut Value) {
     fill(node, "spec", json!({}));
     fill(node, "status", json!({}));
@@ -290,6 +294,7 @@ pub fn default_secret(secret: &mut Value) {
     remove(secret, "stringData");
 }
 
+/// Checks the metadata and the keys of a ConfigMap or Secret.
 fn check_keys(object: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(object, NameRule::Subdomain);
     for part in ["data", "binaryData"] {
@@ -306,6 +311,8 @@ fn check_keys(object: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a ConfigMap: each key must be well-formed, and stand in `data` or `binaryData`, not in
+/// both.
 pub fn check_config_map(map: &Value) -> Vec<Cause> {
     let mut faults = check_keys(map);
     for (key, _) in members(map, "/binaryData") {
@@ -317,6 +324,8 @@ pub fn check_config_map(map: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a Secret: its keys must be well-formed, and its type determines which keys and annotation
+/// it must have.
 pub fn check_secret(secret: &Value) -> Vec<Cause> {
     let mut faults = check_keys(secret);
     let account = "/metadata/annotations/kubernetes.io~1service-account.name";
@@ -414,6 +423,7 @@ pub fn prepare_claim(claim: &mut Value) {
     add_finalizer(claim, "kubernetes.io/pvc-protection");
 }
 
+/// Checks a claim: it needs access modes and a request of storage.
 pub fn check_claim(claim: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(claim, NameRule::Subdomain);
     if list(claim, "/spec/accessModes").is_empty() {
@@ -452,6 +462,7 @@ pub fn update_claim(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Fills in the defaults of a PersistentVolume, and writes its capacity in canonical form.
 pub fn default_volume(volume: &mut Value) {
     drop_nulls(volume);
     let spec = object(volume, "spec");
@@ -476,6 +487,7 @@ pub fn update_volume(new: &Value, old: &Value) -> Vec<Cause> {
     NAMED.check_change(new, old)
 }
 
+/// Checks a PersistentVolume: it needs access modes and a capacity.
 pub fn check_volume(volume: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(volume, NameRule::Subdomain);
     if list(volume, "/spec/accessModes").is_empty() {
@@ -494,6 +506,8 @@ pub fn default_quota(quota: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a LimitRange. For containers, a missing default is the maximum, and a
+/// missing default request is the default or else the minimum.
 pub fn default_limits(range: &mut Value) {
     drop_nulls(range);
     for limit in list_mut(range, "/spec/limits") {
@@ -530,6 +544,8 @@ pub fn default_pod_template(template: &mut Value) {
     super::pod::default_template(template, "template");
 }
 
+/// Returns the value of a field that a field selector for Events may name; `None` for any other
+/// field.
 pub fn event_field(event: &Value, path: &str) -> Option<String> {
     let pointer = match path {
         "involvedObject.kind"
@@ -553,6 +569,7 @@ pub fn event_field(event: &Value, path: &str) -> Option<String> {
     Some(text(event, &pointer).to_owned())
 }
 
+/// Checks an Event: it must be in the namespace of the object that it is about.
 pub fn check_event(event: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(event, NameRule::Subdomain);
     let involved = text(event, "/involvedObject/namespace");

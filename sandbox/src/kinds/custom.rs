@@ -245,6 +245,7 @@ fn age() -> Column {
     Column { r#type: "date", ..columns::age_column() }
 }
 
+/// Renders a cell of a custom column from the values found at its path.
 fn cell(r#type: &str, found: &[&Value], now: i64) -> Value {
     match (r#type, found) {
         (_, []) => Value::Null,
@@ -375,6 +376,7 @@ fn closing(text: &str) -> usize {
     text.len()
 }
 
+/// Parses what stands between brackets in a JSON path: all items, a filter, an index or a name.
 fn bracket(text: &str) -> Step {
     let unquoted = |text: &str| text.trim().trim_matches(['\'', '"']).to_owned();
     if text == "*" {

@@ -161,6 +161,7 @@ pub fn labels(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause
     }
 }
 
+/// Checks annotations: their keys, and the size of all together.
 pub fn annotations(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause>) {
     let mut bytes = 0;
     for (key, value) in members(object, pointer) {

@@ -150,6 +150,7 @@ pub fn default_template(owner: &mut Value, key: &str) {
     default_spec(&mut template["spec"]);
 }
 
+/// Fills in the defaults of a pod.
 pub fn default(pod: &mut Value) {
     drop_nulls(pod);
     for condition in list_mut(pod, "/status/conditions") {
@@ -233,6 +234,8 @@ pub fn grace(pod: &Value) -> Option<i64> {
     Some(pod.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(30))
 }
 
+/// Returns the value of a field that a field selector for pods may name; `None` for any other
+/// field.
 pub fn field(pod: &Value, path: &str) -> Option<String> {
     let pointer = match path {
         "spec.nodeName" => "/spec/nodeName",

@@ -80,6 +80,7 @@ pub(super) fn container(container: &Value, at: &str, volumes: &[&str], faults: &
     resources(container, at, faults);
 }
 
+/// Checks a container's resources: no amount is negative, and no request is above its limit.
 fn resources(container: &Value, at: &str, faults: &mut Vec<Cause>) {
     for part in ["limits", "requests"] {
         for (name, value) in super::json::members(container, &format!("/resources/{part}")) {

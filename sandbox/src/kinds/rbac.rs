@@ -10,6 +10,7 @@ use crate::status::Cause;
 /// The API group of roles and bindings.
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
+/// Fills in the defaults of a Role or ClusterRole.
 pub fn default_role(role: &mut Value) {
     drop_nulls(role);
     if list(role, "/rules").is_empty() {
@@ -32,6 +33,7 @@ fn omit_empty_lists(value: &mut Value, keys: &[&str]) {
     }
 }
 
+/// Fills in the defaults of a binding: the API groups of its role and of its users and groups.
 pub fn default_binding(binding: &mut Value) {
     drop_nulls(binding);
     fill(object(binding, "roleRef"), "apiGroup", GROUP);
@@ -88,6 +90,8 @@ pub fn update_role(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a binding: what role it refers to, and its subjects. A ClusterRoleBinding may only refer
+/// to a ClusterRole.
 pub fn check_binding(binding: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(binding, NameRule::PathSegment);
     let namespaced = text(binding, "/kind") == "RoleBinding";

@@ -23,6 +23,8 @@ pub fn prune(schema: &Value, object: &mut Value) {
     prune_at(schema, object, true);
 }
 
+/// Removes the fields that the schema does not know from a value and all below it. An object's own
+/// type and metadata stay.
 fn prune_at(schema: &Value, value: &mut Value, root: bool) {
     match value {
         Value::Object(members) => {

@@ -168,6 +168,8 @@ fn check_rules(
     }
 }
 
+/// Returns the message of a rule that does not hold: that of its expression if it is usable, else
+/// its own text, else the rule itself.
 fn message(rule: &Value, source: &str, variables: &Variables<'_>) -> String {
     let made = match text(rule, "/messageExpression") {
         "" => None,

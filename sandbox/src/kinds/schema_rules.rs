@@ -23,6 +23,7 @@ fn of_no_field(detail: &str) -> Cause {
     invalid("<nil>", &"".into(), detail)
 }
 
+/// Returns the name of a value's type in OpenAPI's terms.
 fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -35,6 +36,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
+/// Tests whether a value has the type that its schema wants. An integer is a number too.
 fn is_of_type(schema: &Value, value: &Value) -> bool {
     let (wanted, given) = (text(schema, "/type"), type_name(value));
     let either = truth(schema, "/x-kubernetes-int-or-string");
@@ -230,6 +232,8 @@ fn wrong_count(schema: &Value, count: usize, what: &str, at: &str) -> Option<Cau
     Some(invalid(at, &count.into(), &format!("{at} in body should have at least {least} {what}")))
 }
 
+/// Checks a string against its schema: length, pattern and format. One fault of length or pattern
+/// is reported at most.
 fn wrong_text(schema: &Value, given: &str, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     let value = Value::from(given);

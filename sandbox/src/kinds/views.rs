@@ -101,6 +101,8 @@ fn read_autoscaler(stored: &Value) -> Value {
     scaler
 }
 
+/// Converts an autoscaler of version 1 to version 2, in which it is stored: its percentages of CPU
+/// become metrics.
 fn write_autoscaler(mut scaler: Value) -> Value {
     set(&mut scaler, "apiVersion", "autoscaling/v2");
     let Some(spec) = scaler.get_mut("spec") else { return scaler };

@@ -91,6 +91,7 @@ pub fn check_replica_set(set: &Value) -> Vec<Cause> {
     set_of_pods(set, NameRule::Subdomain)
 }
 
+/// Checks a StatefulSet: its template, and the names of its policies.
 pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(set, NameRule::Subdomain);
     // A mount may refer to a claim template.
@@ -111,6 +112,8 @@ pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a DaemonSet: its template, and that a rolling update either surges or makes pods
+/// unavailable, not both or neither.
 pub fn check_daemon_set(set: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(set, NameRule::Subdomain);
     let rolling = set.pointer("/spec/updateStrategy/rollingUpdate").unwrap_or(&Value::Null);
@@ -131,6 +134,7 @@ pub fn check_daemon_set(set: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a ReplicationController: its selector must match the labels of its template.
 pub fn check_controller(controller: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(controller, NameRule::Subdomain);
     faults.extend(non_negative("spec.replicas", controller.pointer("/spec/replicas")));

@@ -13,6 +13,7 @@ use crate::kinds::pod::default_template;
 use crate::kinds::pod_rules;
 use crate::status::Cause;
 
+/// Fills in the defaults of a Job's specification.
 fn default_job_spec(spec: &mut Value) {
     default_template(spec, "template");
     if spec.get("completions").is_none() && spec.get("parallelism").is_none() {
@@ -64,6 +65,7 @@ pub fn prepare_job(job: &mut Value) {
     fill(object(selector, "matchLabels"), "batch.kubernetes.io/controller-uid", uid);
 }
 
+/// Fills in the defaults of a CronJob and of its template.
 pub fn default_cron_job(job: &mut Value) {
     drop_nulls(job);
     let spec = object(job, "spec");
@@ -105,6 +107,7 @@ fn job_spec(spec: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
+/// Checks a Job: it must have a selector, which its template matches.
 pub fn check_job(job: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(job, NameRule::Subdomain);
     if job.pointer("/spec/selector").is_none() {
