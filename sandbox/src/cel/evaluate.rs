@@ -103,6 +103,8 @@ impl Walk<'_> {
         }
     }
 
+    /// Looks a name up: first the variables of macros, the innermost first, then those of the
+    /// expression, then the types. A leading dot is ignored.
     fn variable(&self, name: &str) -> Result<Value> {
         let name = name.strip_prefix('.').unwrap_or(name);
         if let Some((_, value)) = self.locals.iter().rev().find(|(local, _)| local == name) {
@@ -297,6 +299,7 @@ fn optional(value: Value) -> Result<Option<Value>> {
     }
 }
 
+/// Converts a literal of the expression to a value.
 fn literal_value(literal: &Literal) -> Value {
     match literal {
         Literal::Null => Value::Null,

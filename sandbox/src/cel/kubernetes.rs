@@ -50,6 +50,7 @@ fn order(a: &Value, b: &Value) -> Option<Result<Ordering>> {
     }
 }
 
+/// Calls a function of quantities; `None`: there is no such function for these arguments.
 fn of_quantity(name: &str, quantity: Quantity, rest: &[Value]) -> Option<Result<Value>> {
     let is_whole = quantity.rounded_up().compare(quantity).is_eq();
     let other = match rest {
@@ -112,6 +113,7 @@ impl Url {
         (name.trim_start_matches('[').trim_end_matches(']'), port)
     }
 
+    /// Returns the part of a URL that a function asks for; `None`: there is no such function.
     fn part(&self, name: &str) -> Option<Value> {
         Some(match name {
             "getScheme" => self.scheme.as_str().into(),
@@ -166,6 +168,8 @@ impl Semver {
         pre_release.iter().all(fine).then_some(Semver { numbers, pre_release })
     }
 
+    /// Compares two versions as semver orders them: one with a pre-release is before the one
+    /// without, and numeric identifiers are before others. Build metadata do not count.
     fn compare(&self, other: &Semver) -> Ordering {
         let order = self.numbers.cmp(&other.numbers);
         if order.is_ne() {

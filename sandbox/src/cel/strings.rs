@@ -160,6 +160,7 @@ fn is_long(copies: usize, length: usize) -> bool {
     copies.saturating_mul(length) > LONGEST_TEXT
 }
 
+/// Quotes a text, with escapes for control characters, quotes and backslashes.
 fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
