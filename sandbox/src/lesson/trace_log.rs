@@ -92,6 +92,7 @@ impl Find {
         [Some(format!("{} {parts}", self.station)), span, cause].into_iter().flatten().collect()
     }
 
+    /// Finds the first line that meets all conditions.
     fn find<'l>(&self, lines: &'l [Line]) -> Option<&'l Line> {
         let is_caused = |line: &Line| match self.cause {
             None => true,

@@ -116,6 +116,7 @@ impl MemoryGroup {
         format!("the limit of {} cannot be written ({error})", self.folder.display())
     }
 
+    /// Limits the memory of the group's processes, with no swap beyond it.
     fn limit(&self, limit: Option<Bytes>) -> io::Result<()> {
         let Some(Bytes(limit)) = limit else { return Ok(()) };
         let write = |file: &str, number: u64| fs::write(self.folder.join(file), number.to_string());
@@ -227,6 +228,7 @@ fn mounts(mounts: &str, own: &str) -> Vec<Mount> {
         .collect()
 }
 
+/// Creates a group below this one; an error says why none with a limit is possible.
 fn create(version: Version, parent: &Path) -> io::Result<MemoryGroup> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let file = match version {

@@ -136,6 +136,7 @@ impl Run {
         Ok(claims.delete_collection(Some(NAMESPACE), Delete::new(), &all).await?)
     }
 
+    /// Waits until this is done; fails when the manager ends, or patience does.
     async fn wait_for(
         &self,
         manager: &mut ManagerProcess,
@@ -169,6 +170,7 @@ fn volume_name(n: usize) -> String {
     format!("load-volume-{n}")
 }
 
+/// Builds the volume with this number, as an administrator provides it by hand.
 fn volume(n: usize) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume_name(n) },
@@ -180,6 +182,7 @@ fn volume(n: usize) -> Value {
     })
 }
 
+/// Builds the claim with this number.
 fn claim(n: usize, class: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",

@@ -123,6 +123,8 @@ impl Run {
         Ok(self.client.delete::<Deployment>(&key, Delete::background()).await?)
     }
 
+    /// Waits until the sum of all Deployments' statuses is as wanted; fails when the manager ends,
+    /// or patience does.
     pub(super) async fn until(
         &self,
         manager: &mut ManagerProcess,
@@ -164,6 +166,7 @@ impl Run {
         }
     }
 
+    /// Adds up the statuses of all Deployments, from the cache if there is one, else from a list.
     pub(super) async fn sum(&self) -> Result<Sum> {
         let all = match &self.seen {
             Some(seen) => seen.deployments(),
@@ -194,6 +197,7 @@ pub(super) struct Sum {
     pub unobserved: usize,
 }
 
+/// Builds a Deployment of this many replicas.
 pub(super) fn deployment(name: &str, n: usize, replicas: usize) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment",

@@ -164,6 +164,7 @@ struct Seen {
 }
 
 impl Seen {
+    /// Begins to watch all types whose events are measured.
     async fn watch(client: &Client, clock: &SharedClock) -> Result<Seen> {
         let (sender, coming) = async_channel::unbounded();
         for resource in [
@@ -228,6 +229,7 @@ struct User {
 }
 
 impl User {
+    /// Does all rounds, each in a namespace of its own.
     async fn rounds(&mut self, rounds: usize, large: usize) -> Result<()> {
         self.manager_works().await?;
         for round in 1..=rounds {
@@ -340,6 +342,7 @@ impl User {
         self.measured.entry(row).or_default().push(millis);
     }
 
+    /// Measures a new Deployment: when its pods exist, and when its status counts them.
     async fn deployment(&mut self, replicas: usize) -> Result<()> {
         let (name, since) = (format!("app-{replicas}"), self.now());
         self.make(&Deployment::RESOURCE, &deployment(&name, replicas)).await?;
@@ -444,6 +447,7 @@ impl User {
         self.remove(&Deployment::RESOURCE, name).await
     }
 
+    /// Measures a new Job of five pods, until it is complete.
     async fn job(&mut self) -> Result<()> {
         let since = self.now();
         let mut template = template("job", 0);
@@ -462,6 +466,7 @@ impl User {
         self.remove(&Job::RESOURCE, "job").await
     }
 
+    /// Measures a new StatefulSet of three pods, until all of them are ready.
     async fn stateful_set(&mut self) -> Result<()> {
         let (name, since) = ("db", self.now());
         let mut set = deployment(name, 3);

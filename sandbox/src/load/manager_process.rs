@@ -40,6 +40,7 @@ pub struct IdleCriteria {
 }
 
 impl ManagerProcess {
+    /// Starts a manager in the cgroup of this process.
     pub fn start(
         program: &ManagerProgram,
         kubeconfig: &Path,

@@ -116,6 +116,7 @@ impl Load {
         run.stop(ended).await
     }
 
+    /// Creates the report, with no rows yet.
     fn report(&self) -> Report {
         Report {
             manager: self.manager.to_string(),
@@ -262,6 +263,7 @@ impl Run {
         report::announce(&self.clock, &self.now);
     }
 
+    /// Starts a new manager, in this process's memory cgroup or in one of its own.
     fn start_manager(&mut self) -> Result<ManagerProcess> {
         self.started += 1;
         let program = &self.program;
@@ -280,6 +282,7 @@ impl Run {
         manager.alive(&self.stop)
     }
 
+    /// Waits until the manager is at rest, for a minute at most.
     async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
         let idle = IdleCriteria {
             poll: QUIET_POLL,
@@ -306,6 +309,7 @@ impl Run {
         Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
     }
 
+    /// Adds a row to the report: what the manager has used since the mark, and its queues' times.
     async fn row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
         let mut row = self.figures(phase, manager, since)?;
         if let Some((metrics, before)) = &mut self.queues {

@@ -197,6 +197,7 @@ impl Run<'_> {
         announce(&self.clock, name);
     }
 
+    /// Puts nodes, their leases and pods on them into the store, past the API.
     fn fill(&self) -> Result<()> {
         let made = self.api.create_value("", "namespaces", namespace(NAMESPACE));
         made.map_err(|error| error.message)?;
@@ -274,6 +275,7 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Waits until what is observed is as wanted; fails when the manager ends, or patience does.
     async fn until(
         &self,
         manager: &mut ManagerProcess,
@@ -355,6 +357,8 @@ struct Heartbeats {
 }
 
 impl Heartbeats {
+    /// Renews the leases of all nodes in turn, evenly spread over [`RENEWAL`], and writes the
+    /// status of each one once in [`STATUS`]. Nodes that have died are left out.
     async fn send_heartbeats(self: Arc<Self>) {
         let start = self.clock.monotonic();
         let nodes = self.nodes.max(1) as u64;

@@ -106,6 +106,7 @@ impl Metrics {
 }
 
 impl Histograms {
+    /// Parses the histograms of queues from the text of `/metrics`; other lines are ignored.
     fn parse(text: &str) -> Histograms {
         let mut all = Histograms::default();
         for line in text.lines() {
@@ -154,6 +155,7 @@ impl Histograms {
 }
 
 impl Histogram {
+    /// Returns, for each queue, what has been counted since `before`.
     fn since_of_all(
         now: &BTreeMap<String, Histogram>,
         before: &BTreeMap<String, Histogram>,

@@ -16,6 +16,8 @@ pub enum Server {
 }
 
 impl Server {
+    /// Starts the sandbox in this process; with a kubeconfig, uses that API server and starts only
+    /// the nodes.
     pub async fn start(
         options: SandboxOptions,
         kubeconfig: Option<PathBuf>,

@@ -182,6 +182,8 @@ impl SmallestLimit {
 }
 
 impl Run {
+    /// Finds the smallest sufficient memory of each stage in turn; between them, the cluster is
+    /// filled by a manager without a limit.
     async fn search(&mut self, step: Bytes, stages: &mut Vec<Found>) -> Result<()> {
         self.create_namespace(NAMESPACE).await?;
         stages.push(self.smallest(Stage::Empty, step).await?);
@@ -340,6 +342,8 @@ impl Run {
         cleared
     }
 
+    /// Deletes what a stage has made, so that it can run again. A manager without a limit does it
+    /// where needed.
     async fn clear_with_manager(&mut self, stage: Stage) -> Result<()> {
         match stage {
             Stage::Start => return Ok(()),

@@ -33,6 +33,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Begins to watch Deployments, Jobs and namespaces.
     fn watch(run: &Run) -> Seen {
         let source = ClientSource::new(run.client.clone());
         let factory = SharedInformerFactory::new(source, run.clock.clone());
@@ -134,6 +135,8 @@ impl Run {
         self.row("Jobs finished", manager, mark).await
     }
 
+    /// Deletes these namespaces, and measures until they are gone and then until the manager is at
+    /// rest.
     async fn delete_spread(
         &mut self,
         manager: &mut ManagerProcess,
@@ -154,6 +157,8 @@ impl Run {
         self.row(&format!("settled, {row}"), manager, mark).await
     }
 
+    /// Waits until what is seen is as wanted; fails when the manager ends, or patience does.
+    /// Without a watch it does not wait.
     async fn seen_until(
         &self,
         manager: &mut ManagerProcess,

@@ -99,6 +99,7 @@ fn job(pods: usize) -> Value {
     })
 }
 
+/// Builds a DaemonSet that updates a tenth of its pods at a time.
 fn daemon_set(name: &str) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": name },

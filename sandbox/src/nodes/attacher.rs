@@ -271,6 +271,7 @@ impl Attacher {
         found.map(|other| other.spec.node_name.clone())
     }
 
+    /// Writes a failure to an attachment's status, unless it is there already.
     async fn report(
         &self,
         key: &ObjectKey,
@@ -303,6 +304,8 @@ impl Attacher {
         Ok(Next::Done)
     }
 
+    /// Adds or removes the attacher's finalizer. Does nothing if it is as wanted, or the object is
+    /// gone.
     async fn set_finalizer(
         &self,
         meta: &Meta,

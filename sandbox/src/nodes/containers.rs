@@ -194,6 +194,7 @@ impl Phase {
 }
 
 impl Run {
+    /// Reads the run of a container from what its pod's status reports. One without a report waits.
     fn read(name: &Istr, reported: &[Reported], now: Timestamp) -> Run {
         let none = Reported::default();
         let known = reported.iter().find(|known| known.name == *name).unwrap_or(&none);
@@ -286,6 +287,7 @@ impl Run {
         }
     }
 
+    /// Returns the status of a container, as a pod's status reports it.
     fn json(&self, of: &Container) -> Value {
         let ended = |end: Ended| {
             let reason = if end.code == 0 { "Completed" } else { "Error" };

@@ -253,6 +253,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
 }
 
 impl Kubelet {
+    /// Advances a pod that is bound to a node. Pods on dead nodes, and those that are kept, wait.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         if pod.spec.node_name.is_empty() || self.steering.is_dead(&pod.spec.node_name) {
@@ -268,6 +269,7 @@ impl Kubelet {
         }
     }
 
+    /// Takes the step that is due for a pod.
     async fn advance(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
         let now = self.clock.now();
         match step(pod, now, &self.options, self.steering.is_held()) {
@@ -308,6 +310,7 @@ impl Kubelet {
             && self.pods.list().iter().any(|other| pod.conflicts_on_port_with(other))
     }
 
+    /// Fails a pod whose host port is taken on its node.
     async fn reject(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
         let message = "Pod was rejected: Predicate NodePorts failed: \
                        node(s) didn't have free ports for the requested pod ports";
@@ -456,6 +459,7 @@ impl Kubelet {
         }
     }
 
+    /// Renews a node's lease, or creates it.
     async fn renew_lease(&self, name: &str, now: Timestamp) -> client::Result<()> {
         let leases = self.client.resource(&LEASES);
         let lease = ObjectKey::new("kube-node-lease", name);

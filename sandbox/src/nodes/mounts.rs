@@ -75,6 +75,7 @@ pub fn mounts(
 }
 
 impl Mounts {
+    /// Writes the volumes in use to a node's status, if they have changed since the last time.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let node = Istr::new(&key.name);
         if self.steering.is_dead(&node) {
@@ -106,6 +107,8 @@ impl Mounts {
         names
     }
 
+    /// Returns the unique name of a claim's volume; `None`: the claim has none, or one that is
+    /// neither of CSI nor Flex.
     fn name(&self, claim: &ObjectKey) -> Option<String> {
         let claim = self.claims.get(claim)?;
         let volume = self.volumes.get(&ObjectKey::cluster(&claim.spec.volume_name))?;

@@ -209,6 +209,7 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// Records a pod as placed on a node: it takes resources and host ports there.
     fn place(&mut self, key: ObjectKey, node: &Istr, pod: &Unscheduled) {
         self.remove(&key);
         self.waiting.remove(&key);
@@ -356,6 +357,8 @@ fn claims_of(pod: &Unscheduled) -> impl Iterator<Item = String> {
 }
 
 impl Scheduler {
+    /// Follows a pod: one that ends frees room for those that wait, one on a node takes room, and
+    /// one that waits is queued.
     fn observe(&self, event: &Event<'_, Unscheduled>) {
         let (Event::Seen(pod) | Event::Gone(pod)) = event;
         let key = pod.meta.key();
@@ -476,6 +479,7 @@ impl Scheduler {
         }
     }
 
+    /// Records that a pod fits on no node, as an event and in its condition `PodScheduled`.
     async fn report_unschedulable(
         &self,
         pod: &Unscheduled,

@@ -57,6 +57,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
+    /// Returns whether these claims of a pod permit a node. Claims of a class that waits for a
+    /// consumer are no hindrance.
     pub fn of(&self, namespace: &str, claims: impl Iterator<Item = String>) -> Claims {
         let mut delayed = Vec::new();
         for name in claims {

@@ -107,6 +107,7 @@ impl Etcd {
         }
     }
 
+    /// Reads changes from etcd, and adds them to the state, until the watch ends.
     async fn watch(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let from = self.state.lock().seen + 1;
         let body = json!({ "create_request": {

@@ -233,6 +233,8 @@ impl Run {
         Err("no manager leads for long".into())
     }
 
+    /// Adds the managers' memory to the report, and a finding if it has grown too much since the
+    /// beginning.
     fn read_memory(&self, second: f64) {
         let managers = self.injector.managers.lock();
         let mut report = self.report.lock();
@@ -253,6 +255,7 @@ impl Run {
         self.stop.unless_stopped(self.clock.sleep(wait)).await.is_some()
     }
 
+    /// Carries out the administrator's changes, each at its time, and counts their outcomes.
     async fn work(&self, begun: Duration, steps: Vec<(Duration, Work)>) {
         for (at, work) in steps {
             if !self.until(begun, at).await {
@@ -265,6 +268,7 @@ impl Run {
         }
     }
 
+    /// Begins the planned faults, each at its time.
     async fn faults(&self, begun: Duration, steps: Vec<(Duration, Fault)>) {
         for (at, fault) in steps {
             if !self.until(begun, at).await {

@@ -115,6 +115,8 @@ impl Snapshot {
         }
     }
 
+    /// Checks that ReplicaSets and Deployments have as many pods as they want, and say so in their
+    /// status.
     fn check_deployments(&self, faults: &mut Faults) {
         for set in self.of(&REPLICA_SETS) {
             let wanted = count(set, "/spec/replicas");
@@ -139,6 +141,8 @@ impl Snapshot {
         }
     }
 
+    /// Checks that each StatefulSet has ready pods of exactly the wanted ordinals, and says so in
+    /// its status.
     fn check_stateful_sets(&self, faults: &mut Faults) {
         for set in self.of(&STATEFUL_SETS) {
             let wanted = count(set, "/spec/replicas");
@@ -157,6 +161,7 @@ impl Snapshot {
         }
     }
 
+    /// Checks that each DaemonSet has one ready pod on each node, and says so in its status.
     fn check_daemon_sets(&self, faults: &mut Faults) {
         let nodes = self.all(&NODES).len() as i64;
         for set in self.of(&DAEMON_SETS) {

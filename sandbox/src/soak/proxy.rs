@@ -152,6 +152,7 @@ impl Shared {
         }
     }
 
+    /// Accepts the connections of managers, and passes each one on in a task of its own.
     async fn accept(self: &Arc<Self>, listener: Async<TcpListener>, stop: &StopToken) {
         loop {
             let Ok((manager, _)) = listener.accept().await else {

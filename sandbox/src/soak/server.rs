@@ -159,6 +159,7 @@ impl Server {
         Ok(path)
     }
 
+    /// Stops the API server and all that runs beside it, and waits for their ends.
     pub async fn stop(self) {
         let real = match self {
             Server::Embedded(cluster) => return cluster.stop().await,

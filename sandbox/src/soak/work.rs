@@ -42,6 +42,7 @@ impl Administrator {
         Ok(self.create(&StorageClass::RESOURCE, "", &workload::class()).await?)
     }
 
+    /// Makes one change as an administrator does. A failure counts as a refusal, and is logged.
     pub async fn carry_out(&self, work: &Work) -> Outcome {
         let namespace = workload::namespace_name(work.namespace);
         match self.change(&namespace, &work.change).await {
@@ -158,6 +159,7 @@ impl Administrator {
         self.create(part.resource(), namespace, &part.object()).await
     }
 
+    /// Creates owners, and dependents that all of them own.
     async fn own(&self, namespace: &str, owner: u32, owners: u32) -> client::Result<()> {
         let maps = self.client.resource(&CONFIG_MAPS);
         let mut references = Vec::new();

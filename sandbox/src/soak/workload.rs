@@ -81,6 +81,7 @@ impl Part {
         Part::Tick,
     ];
 
+    /// Returns the type of the object that this part is.
     pub fn resource(self) -> &'static ResourceType {
         match self {
             Part::Web | Part::Api => &DEPLOYMENTS,
@@ -93,6 +94,7 @@ impl Part {
         }
     }
 
+    /// Returns the name of the object that this part is.
     pub fn name(self) -> &'static str {
         match self {
             Part::Web | Part::WebService | Part::Budget => "web",
@@ -183,6 +185,7 @@ pub fn image(name: &str, version: u32) -> String {
     format!("{name}:{version}")
 }
 
+/// Builds the specification of a pod that ends fast, and leaves a dead node after a short time.
 pub fn pod_spec(container: &str, image: &str) -> Value {
     let tolerate = |key: &str| {
         json!({
@@ -213,6 +216,7 @@ pub struct JobShape {
     pub is_removed: bool,
 }
 
+/// Builds the specification of a Job of this shape.
 fn job_spec(shape: &JobShape) -> Value {
     let mut pod = pod_spec("main", "busybox:1");
     let code = u32::from(shape.fails);
@@ -247,6 +251,7 @@ pub fn owner_name(owner: u32, nth: u32) -> String {
     format!("owner-{owner}-{nth}")
 }
 
+/// Builds a ConfigMap that these others own, by name and uid.
 pub fn config_map(name: &str, owners: &[(String, String)]) -> Value {
     let references = owners.iter().map(|(name, uid)| {
         json!({

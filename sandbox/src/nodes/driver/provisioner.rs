@@ -95,6 +95,8 @@ fn routine(result: client::Result<Next>) -> SyncResult {
 }
 
 impl Provisioner {
+    /// Provisions the volume of a claim, or deletes a volume; a key without a namespace names a
+    /// volume.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         match key.namespace.is_empty() {
             true => match self.volumes.get(&key).filter(|volume| must_be_deleted(volume)) {

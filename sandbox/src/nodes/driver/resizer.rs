@@ -52,6 +52,7 @@ fn grows(claim: &PersistentVolumeClaim) -> bool {
 }
 
 impl Resizer {
+    /// Expands the volume of a claim that asks for more than it has, if it is this driver's.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key).filter(|claim| grows(claim)) else {
             return Ok(Next::Done);

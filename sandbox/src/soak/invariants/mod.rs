@@ -82,6 +82,7 @@ pub struct Invariants {
 }
 
 impl Invariants {
+    /// Creates all checks, before any change has been seen.
     pub fn new() -> Invariants {
         Invariants {
             checks: vec![

@@ -80,6 +80,7 @@ pub struct LivingOwners {
 }
 
 impl LivingOwners {
+    /// Follows which objects are alive, and who owns which.
     pub fn observe(&mut self, change: &Change<'_>) {
         let at = (change.table.to_owned(), change.key.to_owned());
         let owners = list(change.new, "/metadata/ownerReferences");
@@ -95,6 +96,7 @@ impl LivingOwners {
         }
     }
 
+    /// Judges a deletion by the garbage collector: no owner of the object may be alive.
     pub fn judge(&self, record: &Record, second: f64) -> Verdict {
         let is_deletion = record.verb == "delete"
             && matches!(record.stage, Stage::Answered(..300))
