@@ -27,6 +27,8 @@ impl User {
         User::new("system:anonymous", &["system:unauthenticated"])
     }
 
+    /// Returns the user that a service account's token stands for, with the groups of all service
+    /// accounts and of its namespace.
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> User {
         let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")]
             .map(str::to_owned);

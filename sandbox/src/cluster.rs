@@ -240,6 +240,8 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Builds the command that starts the manager. With a file for processes, a shell first writes
+    /// its process id there, and then becomes the manager.
     fn command(&self) -> Command {
         let mut command = match &self.processes {
             None => Command::new(&self.path),

@@ -71,6 +71,7 @@ impl DebugProxy {
     }
 }
 
+/// Returns a handler that forwards each request to the manager, and forbids caching of the answers.
 fn handler(manager: Client, secret: String) -> Handler {
     let secret: Arc<str> = secret.into();
     Arc::new(move |request| {
@@ -82,6 +83,8 @@ fn handler(manager: Client, secret: String) -> Handler {
     })
 }
 
+/// Forwards a GET below the secret path to the manager's debug page, and answers all else with 404.
+/// A failure of the manager keeps its code; one without a code becomes 502.
 async fn forward(manager: &Client, secret: &str, request: &Request) -> Response {
     let path = request.path.strip_prefix(secret).filter(|path| path.starts_with(BELOW));
     let Some(path) = path.filter(|_| request.method == Method::GET) else {

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use crate::status::{ApiError, Cause};
 use kube_controller_manager::objects::ResourceType;
 
+/// Builds the `details` of a failure that is about this object; a name and group are present only
+/// if they are not empty.
 fn details(resource: &ResourceType, name: &str) -> Value {
     let mut details = json!({ "kind": resource.plural });
     if !name.is_empty() {

@@ -121,6 +121,7 @@ impl Forwarder {
         }
     }
 
+    /// Opens a TLS connection to the API server, and drives it in a task of its own until it ends.
     async fn connect(&self) -> io::Result<SendRequest<Sent>> {
         let stream = Async::<TcpStream>::connect(self.address).await?;
         stream.get_ref().set_nodelay(true)?;
@@ -217,6 +218,8 @@ impl Boundary {
         self.length.is_empty() && self.left == 0 && !self.is_in_line
     }
 
+    /// Follows the bytes that are forwarded, to know afterwards whether they end inside an event:
+    /// inside a line of JSON, or inside a message that its length of four bytes announces.
     fn pass(&mut self, mut bytes: &[u8]) {
         if !self.is_protobuf {
             self.is_in_line = bytes.last().map_or(self.is_in_line, |last| *last != b'\n');

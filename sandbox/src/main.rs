@@ -414,6 +414,7 @@ fn print(report: &(impl Serialize + Display), as_json: bool) -> serde_json::Resu
     Ok(())
 }
 
+/// Stops the sandbox at the first SIGTERM or SIGINT.
 fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {
     use async_signal::{Signal, Signals};
     let mut signals = Signals::new([Signal::Term, Signal::Int])?;

@@ -102,6 +102,8 @@ impl Metrics<'_> {
         Ok(one)
     }
 
+    /// Builds the part that the measurements of a pod and of a node have in common: metadata, time
+    /// and window.
     fn measured(&self, of: &Stored) -> Value {
         let metadata = &of.value["metadata"];
         let mut measured = json!({

@@ -274,6 +274,8 @@ impl Sandbox {
         self.write_user(&plain, &format!("{plain}.kubeconfig"), user, groups)
     }
 
+    /// Issues a client certificate to a user, and writes it, its key and a kubeconfig that refers
+    /// to both. Returns the path of the kubeconfig.
     fn write_user(
         &self,
         files: &str,

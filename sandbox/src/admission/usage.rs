@@ -34,6 +34,7 @@ enum Measured {
 }
 
 impl<'a> Evaluator<'a> {
+    /// Creates the evaluator of an object; how it is measured depends on its kind.
     pub fn new(kind: &'a Kind, object: &'a Value) -> Evaluator<'a> {
         let measured = match &*kind.resource.plural {
             "pods" if is_core(kind, "pods") => Measured::Pod,

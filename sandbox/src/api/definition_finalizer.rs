@@ -49,6 +49,7 @@ impl Api {
         (waits && is_deleting(&found.value)).then_some(found)
     }
 
+    /// Changes a definition by `change`, which gets the time too, without the checks of an update.
     fn change_definition(&self, name: &str, change: &dyn Fn(&mut Value, &str)) -> ApiResult<()> {
         let Some(kind) = self.registry.find(GROUP, "v1", DEFINITIONS) else { return Ok(()) };
         let now = self.clock.now().to_string();

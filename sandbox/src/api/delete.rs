@@ -129,6 +129,7 @@ fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Opti
     })
 }
 
+/// Decides how a namespace is deleted: it is marked first, and removed once it has no finalizers.
 fn namespace_step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     if is_deleting(object) {
         let held = !list(object, "/spec/finalizers").is_empty()
@@ -146,6 +147,7 @@ fn namespace_step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Tim
 }
 
 impl Api {
+    /// Deletes an object, and answers with it or with a `Status`, as upstream does for its kind.
     pub fn delete(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
         let (mut object, removed) = self.delete_object(call, &options)?;

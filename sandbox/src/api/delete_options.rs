@@ -68,6 +68,7 @@ impl DeleteOptions {
         })
     }
 
+    /// Parses the options of a request; parameters of the query replace those of the body.
     pub fn of(call: &Call, payload: &Payload) -> ApiResult<DeleteOptions> {
         let mut body = payload.optional()?;
         if !body.is_object() {

@@ -18,6 +18,8 @@ impl Api {
         found.user
     }
 
+    /// Labels a token's Secret with the date of today, as that of its last use. A failure is only
+    /// logged.
     fn label_used(&self, token: &LegacyToken) {
         let LegacyToken { namespace, secret_name, .. } = token;
         let Some(kind) = self.registry.find("", "v1", "secrets") else { return };

@@ -427,6 +427,7 @@ fn deprecated(kind: &Kind) -> Option<&'static str> {
     }
 }
 
+/// Returns the answer of `/version` for a server of this minor version.
 fn version(minor: u32) -> Value {
     let (text, before) = (minor.to_string(), (minor - 1).to_string());
     let whole = if minor == 36 { VERSION.to_owned() } else { format!("v1.{minor}.0") };

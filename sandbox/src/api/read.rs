@@ -169,6 +169,7 @@ impl Api {
         reached.or(late).await
     }
 
+    /// Answers with one object, once the store is as new as the request wants.
     pub async fn get(&self, call: &Call) -> ApiResult<Response> {
         let table = call.table();
         if let Some(version) = parse_version(call.query.get("resourceVersion"))? {
@@ -347,6 +348,7 @@ impl Api {
     }
 }
 
+/// Answers with a list in protobuf, as a stream if it is long.
 fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     let (version, kind) = message_kind(call);
     let kind = format!("{kind}List");

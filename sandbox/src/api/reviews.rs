@@ -80,6 +80,8 @@ impl Api {
         Ok(Some(json_response(201, &review)))
     }
 
+    /// Returns the status of a TokenReview: the user of the token, if it is valid for one of the
+    /// audiences.
     fn token_review(&self, review: &Value) -> Value {
         let token = text(review, "/spec/token");
         let known = self.auth.token(token, self.clock.now());
@@ -104,6 +106,7 @@ impl Api {
         }
     }
 
+    /// Returns the status of a SubjectAccessReview: whether the user that it names has this access.
     fn access_review(&self, _: &User, namespace: &str, review: &Value) -> ApiResult<Value> {
         let words = |value: &Value| -> Vec<String> {
             let words = value.as_array().into_iter().flatten();

@@ -9,6 +9,8 @@ use crate::object::{is_deleting, list, remove, text};
 use crate::request::call::Call;
 use crate::status::{ApiResult, Cause};
 
+/// Checks that an object is of the request's version and kind, and fills in both and `metadata` if
+/// they are absent.
 pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {
         return Err(failures::bad_request("the object provided is unrecognized: it is no object"));
@@ -38,6 +40,7 @@ pub fn refuse(kind: &Kind, name: &str, causes: &[Cause]) -> ApiResult<()> {
     Err(failures::invalid(&kind.resource.group, &kind.resource.kind, name, causes))
 }
 
+/// Checks that the object has the name that the path has.
 pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
     let name = text(object, "/metadata/name");
     if name == call.name {
@@ -91,6 +94,8 @@ pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
     }
 }
 
+/// Checks that the object is in the request's namespace, and fills it in; an object of the cluster
+/// gets none.
 pub fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
     let metadata = &mut object["metadata"];
     if !call.kind.resource.namespaced {
@@ -127,6 +132,8 @@ pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
     (phase != right).then(|| failures::invalid_value("status.Phase", &phase.into(), detail))
 }
 
+/// Prepares a new namespace: it gets the finalizer `kubernetes`, the phase `Active`, and a label
+/// with its name.
 pub fn finalized_by_kubernetes(namespace: &mut Value) {
     if !namespace["spec"].is_object() {
         namespace["spec"] = json!({});

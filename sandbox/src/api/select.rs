@@ -71,6 +71,7 @@ impl Selection {
             .map(|term| term.value.as_str())
     }
 
+    /// Tests whether an object matches the selectors of both labels and fields.
     pub fn matches(&self, stored: &Stored) -> bool {
         (self.labels.is_empty() || self.labels.matches(&stored.labels))
             && self.fields.iter().all(|term| {

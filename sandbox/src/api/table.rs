@@ -61,6 +61,7 @@ pub fn render(
     })
 }
 
+/// Builds the row of an object, with as much of the object as the request wants.
 fn row(kind: &Kind, object: &Value, now_secs: i64, include_object: IncludeObject) -> Value {
     let cells: Vec<Value> =
         kind.columns.iter().map(|column| (column.cell)(object, now_secs)).collect();

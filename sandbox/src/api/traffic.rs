@@ -97,6 +97,8 @@ impl Meter {
         Meter { clock, verb, requests, received, sent, listed }
     }
 
+    /// Counts bytes of an answer, and notes the time if they belong to a list, or end the list of a
+    /// watch.
     fn sent(&self, bytes: &[u8]) {
         self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let tail = &bytes[bytes.len().saturating_sub(BOOKMARK_BYTES)..];

@@ -157,6 +157,8 @@ impl Watch {
         None
     }
 
+    /// Adds initial objects to a chunk until it is full, and the bookmark that ends them after the
+    /// last one.
     fn send_initial(&mut self, chunk: &mut Vec<u8>) {
         while let Some(stored) = self.initial.pop_front() {
             self.event(chunk, "ADDED", &stored);
@@ -201,6 +203,8 @@ impl Watch {
         }
     }
 
+    /// Adds a change as this watch sees it: an object that stops matching the selectors is deleted
+    /// for it.
     fn send(&self, chunk: &mut Vec<u8>, change: &Change) {
         if !change.key.starts_with(&self.prefix) {
             return;
@@ -255,6 +259,7 @@ impl Watch {
         chunk.extend_from_slice(b"}\n");
     }
 
+    /// Adds a bookmark of the watch's version; `end`: it ends the initial objects.
     fn bookmark(&self, chunk: &mut Vec<u8>, end: bool) {
         let mut metadata = json!({ "resourceVersion": self.cursor.to_string() });
         if end {

@@ -312,6 +312,7 @@ impl Api {
         Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
     }
 
+    /// Replaces an object. A missing one is created where its kind allows it.
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let object = call.object(payload)?;
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
@@ -343,6 +344,7 @@ impl Api {
         self.modify(call, part, &|_| Ok(object.clone()))
     }
 
+    /// Patches an object. An apply creates a missing one.
     pub fn patch(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
         if patch::is_apply(&payload.content_type) && missing() {

@@ -49,6 +49,7 @@ impl Fields {
         }
     }
 
+    /// Removes the fields that `other` has too.
     pub fn difference(&mut self, other: &Fields) {
         self.member &= !other.member;
         for (name, fields) in &other.below {
@@ -103,6 +104,7 @@ impl Fields {
         paths
     }
 
+    /// Adds the paths of all fields here and below, as messages show them.
     fn collect(&self, at: &str, paths: &mut Vec<String>) {
         if self.member {
             paths.push(at.to_owned());

@@ -35,6 +35,7 @@ struct Managed {
 }
 
 impl Managed {
+    /// Parses an entry of `managedFields`.
     fn parse(entry: &Value) -> Managed {
         let own = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
         Managed {
@@ -47,6 +48,7 @@ impl Managed {
         }
     }
 
+    /// Returns the entry as it stands in `managedFields`.
     fn to_json(&self) -> Value {
         let mut entry = json!({
             "manager": self.manager, "operation": self.operation, "apiVersion": self.api_version,
@@ -84,6 +86,7 @@ fn parse(entries: &[Value]) -> Vec<Managed> {
     entries.iter().map(Managed::parse).collect()
 }
 
+/// Writes the entries to the object, sorted; those without fields are left out.
 fn store(object: &mut Value, mut entries: Vec<Managed>) {
     entries.retain(|entry| !entry.fields.is_empty());
     entries.sort_by(|a, b| {
@@ -147,6 +150,7 @@ fn skeleton(new: &Value) -> Value {
     }
 }
 
+/// Compares two states of an object, without the fields that this subresource ignores.
 fn differences(
     kind: &Kind,
     schemas: &Schemas<'_>,

@@ -27,6 +27,8 @@ pub struct Authority {
 
 const YEAR: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
 
+/// Builds the parameters that all certificates have in common. They are valid from a year ago for
+/// eleven years.
 fn params(now: Timestamp, common_name: &str, organizations: &[&str]) -> CertificateParams {
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
@@ -74,6 +76,7 @@ impl Authority {
         self.sign(params(self.now, user, groups), ExtendedKeyUsagePurpose::ClientAuth)
     }
 
+    /// Signs a certificate for a new key.
     fn sign(
         &self,
         mut params: CertificateParams,

@@ -39,6 +39,7 @@ fn objects(table: &str) -> Vec<(&'static str, Value)> {
     objects
 }
 
+/// Builds a rule from its words: verbs and paths, or verbs, groups, resources and perhaps names.
 fn rule(words: &[&str]) -> Value {
     let each = |words: &str| -> Value {
         words.split(',').map(|word| if word == "core" { "" } else { word }).collect()
@@ -75,6 +76,7 @@ fn named(kind: &str, name: &str) -> Value {
     object
 }
 
+/// Builds a role without rules from a line of the table, and returns it with its resource.
 fn role(what: &str, name: &str, labels: &[&str]) -> (&'static str, Value) {
     let (resource, kind) = match what {
         "role" => ("roles", "Role"),

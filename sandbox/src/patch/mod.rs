@@ -60,6 +60,7 @@ fn unreadable(error: impl std::fmt::Display) -> ApiError {
     ApiError::new(400, "BadRequest", format!("error decoding patch: {error}"))
 }
 
+/// Parses a patch that must be an object.
 fn object(patch: &[u8]) -> ApiResult<Value> {
     let patch: Value = serde_json::from_slice(patch).map_err(unreadable)?;
     if !patch.is_object() {

@@ -138,6 +138,7 @@ impl Backwards {
         self.0.extend(bytes.iter().rev());
     }
 
+    /// Writes a number in as few bytes as it needs.
     fn varint(&mut self, mut value: u64) {
         let mut bytes = [0; 10];
         let mut count = 0;

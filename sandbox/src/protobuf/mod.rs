@@ -194,6 +194,7 @@ struct Small<'a> {
 }
 
 impl<'a> Small<'a> {
+    /// Reads a message of few fields; `None`: it is malformed, or has a field that does not fit.
     fn read(bytes: &'a [u8]) -> Option<Small<'a>> {
         let mut small = Small::default();
         for part in parts(bytes) {

@@ -121,6 +121,7 @@ impl Table {
     }
 }
 
+/// Parses a field of the table: `number:name:type`, with a mark of its shape before the type.
 fn field(text: &'static str, places: &HashMap<String, usize>) -> Option<Field> {
     let (number, rest) = text.split_once(':')?;
     let (name, of) = rest.split_once(':').unwrap_or((rest, "string"));
@@ -136,6 +137,7 @@ fn field(text: &'static str, places: &HashMap<String, usize>) -> Option<Field> {
     Some(Field { number: number.parse().ok()?, name, shape, of: type_of(of, places)? })
 }
 
+/// Parses the name of a type; any name that is not built in refers to a message of the table.
 fn type_of(text: &str, places: &HashMap<String, usize>) -> Option<Type> {
     Some(match text {
         "string" => Type::Text,

@@ -141,6 +141,8 @@ impl Backend<'_> {
         exchange(self.connect().await?, request).await
     }
 
+    /// Connects to the first address that accepts, with TLS if wanted. Each attempt and the
+    /// handshake have a time limit.
     async fn connect(&self) -> Result<Box<dyn ByteStream>, Error> {
         let mut socket = Err(Error::Ended);
         for address in lookup(self.address).await? {
@@ -165,6 +167,7 @@ impl Backend<'_> {
         Ok(Box::new(or(secured, late).await?))
     }
 
+    /// Connects to one address, in [`DIAL`] at most.
     async fn dial(&self, address: SocketAddr) -> Result<Socket, Error> {
         let late = async {
             self.clock.sleep(DIAL).await;
@@ -179,6 +182,8 @@ impl Backend<'_> {
     }
 }
 
+/// Sends the request, and returns the answer once its head has arrived. Its body then drives the
+/// connection.
 async fn exchange(
     io: Box<dyn ByteStream>,
     request: hyper::Request<Outgoing>,
@@ -202,6 +207,7 @@ async fn exchange(
     Ok(Answer { head, body: Received { connection, is_over, body } })
 }
 
+/// Resolves a host's name, on a thread that may block; an IP address needs no lookup.
 async fn lookup(address: &Address) -> Result<Vec<SocketAddr>, Error> {
     if let Ok(ip) = address.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, address.port)]);

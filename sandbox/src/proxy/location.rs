@@ -181,6 +181,8 @@ fn kubelet_of(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResult<Option
     kubelet(at, &node.value).map(Some)
 }
 
+/// Returns the address of a node's kubelet: the first of the preferred types, with the port that
+/// the node reports, or the usual one. A stand-in has no kubelet.
 fn kubelet(at: &ResourcePath, node: &Value) -> ApiResult<Address> {
     if is_stand_in(node) {
         return Err(no_containers(at));

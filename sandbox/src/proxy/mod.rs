@@ -94,6 +94,7 @@ fn trusting(identity: Option<&Pair>) -> Result<ClientConfig, Error> {
     configured(provider, trust, identity)
 }
 
+/// Builds the TLS configuration of a client with this trust, and this certificate if there is one.
 fn configured(
     provider: Arc<CryptoProvider>,
     trust: Trust,
@@ -176,6 +177,7 @@ impl Proxy {
         }
     }
 
+    /// Returns how this location is reached: kubelets always over TLS, others only if they want it.
     fn backend<'a>(&'a self, location: &'a Location) -> Backend<'a> {
         let tls = match location.is_kubelet {
             true => Some(&self.kubelets),

@@ -129,6 +129,7 @@ impl<'h> Clause<'h> {
 }
 
 impl<'h> Accept<'h> {
+    /// Parses the header into its clauses, the preferred ones first.
     pub fn parse(header: &'h str) -> Accept<'h> {
         if header.is_empty() {
             return Accept(None);

@@ -53,6 +53,7 @@ impl Query {
         self.0.iter().any(|(k, value)| k == key && !matches!(value.as_str(), "false" | "0"))
     }
 
+    /// Parses a query parameter that is a number; `None`: it is absent or empty.
     pub fn number<T: std::str::FromStr>(&self, key: &str) -> ApiResult<Option<T>> {
         match self.get(key) {
             "" => Ok(None),

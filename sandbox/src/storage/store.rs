@@ -162,6 +162,7 @@ impl Store {
         self.lock().tables.get(table).map_or(0, |table| table.objects.len())
     }
 
+    /// Stores a new object under the next version, and wakes the table's watches.
     pub fn create(&self, table: &str, key: &str, value: Value) -> Result<Arc<Stored>, StoreError> {
         let mut state = self.lock();
         let version = state.version + 1;
@@ -352,6 +353,7 @@ impl Store {
 }
 
 impl State {
+    /// Drops the history of all tables, so that watches of older versions fail.
     fn compact(&mut self) {
         // Watches at the newest version lose nothing, so the version is advanced first.
         self.version += 1;
@@ -374,6 +376,7 @@ impl Table {
         }
     }
 
+    /// Adds a change to the history, drops the oldest ones beyond `window`, and wakes the watches.
     fn record(&mut self, change: Change, window: usize) {
         self.newest = change.version;
         self.history.push_back(change);

@@ -151,6 +151,8 @@ impl Reader<'_, '_, '_> {
         ));
     }
 
+    /// Accepts a number; records it as unexpected where the schema wants another type, an integer,
+    /// or one of 32 bits.
     fn number(mut self, number: Value) -> Value {
         let own = match self.shape {
             Shape::Typed { schema, .. } => Some(schema),

@@ -132,6 +132,7 @@ pub fn group(kinds: &[Arc<Kind>], name: &str) -> Value {
     group
 }
 
+/// Returns the kinds of this version of this group.
 fn of_version<'a>(
     kinds: &'a [Arc<Kind>],
     group: &'a str,

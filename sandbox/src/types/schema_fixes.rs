@@ -45,6 +45,8 @@ pub fn convert(schema: &mut Value) {
 /// field `-` is the type itself), `field:value,...` for the values that a field may have.
 pub const FIELDS: &str = include_str!("fields.txt");
 
+/// Returns the entries of [`FIELDS`] for this type. The table names a type by the part after
+/// `.apis.` or `io.k8s.api.`.
 fn fields(type_name: &str) -> impl Iterator<Item = &'static str> {
     static TABLE: OnceLock<HashMap<&'static str, &'static str>> = OnceLock::new();
     let table =

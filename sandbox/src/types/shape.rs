@@ -62,6 +62,7 @@ impl<'a> Shape<'a> {
         }
     }
 
+    /// Returns the shape of the items of a list of this shape.
     pub fn item(self) -> Shape<'a> {
         match self {
             Shape::Open => Shape::Open,

@@ -46,6 +46,8 @@ pub fn decide(
     judge(spec, &variables)
 }
 
+/// Evaluates the validations of a policy whose conditions hold. An error refuses too, unless the
+/// policy ignores failures.
 fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
     let fails = text(spec, "/failurePolicy") != "Ignore";
     let failed = |message: String| -> Vec<Refusal> {
@@ -98,6 +100,8 @@ fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, Strin
     }
 }
 
+/// Returns the message of a refusal: that of its expression if it is usable, else its own text,
+/// else the validation itself.
 fn message(validation: &Json, variables: &Variables<'_>) -> String {
     let source = text(validation, "/messageExpression");
     let made = match source {

@@ -245,6 +245,7 @@ struct Caller<'a> {
 }
 
 impl Authorize for Caller<'_> {
+    /// Asks whether the caller, or a service account in its place, has this access.
     fn authorize(
         &self,
         account: Option<&(String, String)>,

@@ -243,6 +243,7 @@ impl Authorizer<'_> {
     }
 }
 
+/// Returns why these extra values of a user may not be impersonated; `None`: they may.
 fn extra_fault(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
     extra.iter().find_map(|(key, values)| {
         let (domain, path) = key.split_once('/').unwrap_or((key, ""));

@@ -125,6 +125,7 @@ impl Binding {
 }
 
 impl Scope {
+    /// Adds a binding, found by each of its subjects.
     fn add(&mut self, binding: Binding) {
         let at = self.bindings.len();
         for subject in &binding.subjects {
@@ -240,6 +241,8 @@ impl Rbac {
         Authorizer { rbac: self, store }
     }
 
+    /// Returns the index of all roles and bindings. It is built again if one of them has changed
+    /// since.
     fn index(&self, store: &Store) -> Arc<Index> {
         let version = store.changed_at(&[CLUSTER_ROLES, CLUSTER_BINDINGS, ROLES, BINDINGS]);
         let known = self.index.read().clone();

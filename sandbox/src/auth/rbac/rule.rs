@@ -49,6 +49,7 @@ impl Rule {
         rules.filter_map(|rule| Rule::deserialize(rule).ok()).collect()
     }
 
+    /// Tests whether the rule allows this access: by path if it has one, else by resource.
     pub fn allows(&self, access: &Access) -> bool {
         if !any_or(&self.verbs, &access.verb) {
             return false;
@@ -130,6 +131,7 @@ impl Rule {
         texts
     }
 
+    /// Renders the rule as upstream does in its messages.
     fn text(&self) -> String {
         let parts: Vec<String> = [
             ("APIGroups", &self.api_groups),
