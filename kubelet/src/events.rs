@@ -54,6 +54,7 @@ pub fn node_warning(node: &str, reason: &str, message: impl fmt::Display) {
     record(&of_node(node), EventType::Warning, reason, message.to_string());
 }
 
+/// Logs an event, and sends it to the API server if there is one.
 fn record(about: &ObjectReference, kind: EventType, reason: &str, message: String) {
     let level = match kind {
         EventType::Normal => log::Level::Info,
@@ -65,6 +66,7 @@ fn record(about: &ObjectReference, kind: EventType, reason: &str, message: Strin
     }
 }
 
+/// Renders an event as a line of the log.
 fn line(about: &ObjectReference, kind: EventType, reason: &str, message: &str) -> String {
     let object = match about.namespace.as_str() {
         "" => about.name.to_string(),
@@ -91,6 +93,7 @@ fn of_node(name: &str) -> ObjectReference {
     }
 }
 
+/// Returns the reference of an event to a pod, or to one of its containers.
 fn of_pod(pod: &Pod, container: Option<&str>) -> ObjectReference {
     let version = pod.metadata.resource_version.as_deref();
     ObjectReference {

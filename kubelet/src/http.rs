@@ -68,6 +68,7 @@ impl Target {
         Target::of(&parsed(url)?)
     }
 
+    /// Returns what a URL of http or https refers to.
     fn of(url: &Url) -> Result<Target, Error> {
         let is_https = match url.scheme() {
             "http" => false,
@@ -271,6 +272,8 @@ fn is_within(url: &Url, other: &Url) -> bool {
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
+/// Sends one request, without following a redirect. Returns the place of a redirect beside the
+/// answer.
 async fn get_once(
     target: &Target,
     headers: &HeaderMap,
@@ -382,6 +385,7 @@ static ANY: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| {
     Arc::new(config.with_no_client_auth())
 });
 
+/// Builds the configuration that trusts the machine's certificate authorities.
 fn system_trust() -> Result<Arc<ClientConfig>, Error> {
     let mut roots = RootCertStore::empty();
     let files = AUTHORITIES.iter().filter_map(|file| CertificateDer::pem_file_iter(file).ok());

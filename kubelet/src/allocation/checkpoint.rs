@@ -102,6 +102,7 @@ impl Checkpoint {
         self.pods.lock().retain(|uid, _| known(uid));
     }
 
+    /// Writes the allocations of all pods to the file, unless it has them already.
     async fn write(&self) -> Result<(), Error> {
         let mut written = self.written.lock_arc().await;
         let entries = self.pods.lock().clone();

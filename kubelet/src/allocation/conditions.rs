@@ -186,6 +186,7 @@ impl ResizeConditions {
         self.pods.lock().retain(|uid, _| known(uid));
     }
 
+    /// Takes a condition from a pod's state, and forgets the pod if nothing else is known of it.
     fn take(
         &self,
         uid: &str,

@@ -42,6 +42,7 @@ pub(super) fn admission(
     })
 }
 
+/// Returns a function that reads the Node from the API server. `None`: it fails, or takes too long.
 fn fetch_node(client: &Client, node: &str, clock: &SharedClock) -> FetchNode {
     let (client, key, clock) = (client.clone(), ObjectKey::cluster(node), clock.clone());
     Box::new(move || {

@@ -146,6 +146,8 @@ impl Keys {
     }
 }
 
+/// Widens what is enforced by one word of the list; an error if the word has no cgroup, or if both
+/// of its forms are given.
 fn add(scope: &mut Scope, word: &str, cgroup: &str, field: &'static str) -> Result<(), Error> {
     if cgroup.is_empty() {
         return Err(Error::NoCgroup { field, word: word.to_owned() });

@@ -208,6 +208,8 @@ impl Manager {
         Some(if satisfies { state.deadline } else { self.clock.now() })
     }
 
+    /// Waits until a certificate must be requested. The clock may be set and the template may
+    /// change meanwhile.
     async fn until_due(&self) {
         loop {
             let changed = self.wanted.listen();

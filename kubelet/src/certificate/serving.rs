@@ -150,6 +150,8 @@ impl ResolvesServerCert for ServingCertificate {
     }
 }
 
+/// Opens the store of a serving certificate that the API server signs; a stored one is used unless
+/// it has expired.
 fn requested(
     folder: &Path,
     files: Option<(PathBuf, PathBuf)>,

@@ -75,6 +75,7 @@ impl Limits {
 }
 
 impl Cgroups {
+    /// Creates the cgroups of pods by the driver's form of names; touches no file.
     pub fn new(settings: &Settings, hierarchy: Hierarchy) -> Cgroups {
         let root = match settings.driver {
             Driver::Cgroupfs => Name::of_cgroupfs(&settings.root),

@@ -37,6 +37,7 @@ impl Argument {
         Argument::Text(text.to_owned())
     }
 
+    /// Returns the argument's type as D-Bus writes it.
     fn signature(&self) -> &'static str {
         match self {
             Argument::Bool(_) => "b",
@@ -144,6 +145,7 @@ impl Encoder {
         self.0[length..length + 4].copy_from_slice(&bytes.to_le_bytes());
     }
 
+    /// Writes a value after its own type.
     fn variant(&mut self, value: &Value) {
         match value {
             Value::Bool(value) => {
@@ -166,6 +168,7 @@ impl Encoder {
         }
     }
 
+    /// Writes an argument; its type stands in the message's header.
     fn argument(&mut self, argument: &Argument) {
         match argument {
             Argument::Bool(value) => self.u32((*value).into()),

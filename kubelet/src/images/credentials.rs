@@ -166,6 +166,8 @@ fn key(location: &str) -> String {
 /// Returns whether a key, which may have wildcards in its host, is for a repository. Upstream:
 /// `URLsMatch`.
 pub fn is_match(key: &str, repository: &str) -> bool {
+    /// Splits a repository, or a pattern for one, into the labels of its host, its port and its
+    /// path.
     fn split(text: &str) -> (Vec<&str>, &str, &str) {
         let (authority, path) = match text.find('/') {
             Some(at) => text.split_at(at),

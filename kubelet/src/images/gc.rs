@@ -232,6 +232,7 @@ impl ImageGc {
             .await
     }
 
+    /// Lists the images that no container uses, after the records are brought up to date.
     async fn candidates(&self, now: Duration) -> Result<Vec<Candidate>, cri::Error> {
         let listed = self.service.list_images(api::ListImagesRequest::default()).await?.images;
         let containers =
@@ -271,6 +272,8 @@ impl ImageGc {
         Ok(images)
     }
 
+    /// Removes images in the order of the candidates until this much is free, and returns what is
+    /// freed. Failures are collected.
     async fn free(
         &self,
         candidates: Vec<Candidate>,

@@ -314,6 +314,7 @@ impl Images {
         Err(Error::NotPulled(causes))
     }
 
+    /// Asks the runtime for an image; `None`: it is absent.
     async fn present(&self, spec: &api::ImageSpec) -> Result<Option<Present>, cri::Error> {
         let request = api::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
         let answer = self.service.image_status(request).await?;

@@ -91,6 +91,7 @@ impl Kubelet {
         outcome.map_err(|rejection| self.reject(pod, &rejection)).ok()
     }
 
+    /// Decides whether a pod may run here, beside the active pods and under the present pressure.
     pub(super) fn admission_of(&self, pod: &Pod, node: &core::Node) -> Result<Admitted, Rejection> {
         if pod.has_ended() {
             return Ok(Admitted::default());

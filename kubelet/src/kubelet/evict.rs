@@ -114,6 +114,7 @@ impl Kubelet {
     }
 }
 
+/// Builds the condition by which a pod shows that the kubelet ends it.
 fn disruption_of(pod: &Pod, message: &str) -> core::PodCondition {
     core::PodCondition {
         type_: conditions::DISRUPTION_TARGET.to_owned(),

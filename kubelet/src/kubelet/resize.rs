@@ -108,6 +108,7 @@ impl Kubelet {
         }
     }
 
+    /// Adds a pod to those whose resize waits, and sorts them by the order in which they are tried.
     fn push_pending(&self, uid: &Uid) {
         let mut pending = self.resizes.pending.lock();
         if pending.contains(uid) {

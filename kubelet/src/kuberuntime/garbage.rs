@@ -172,6 +172,7 @@ fn dead(container: &api::Container) -> Option<Dead> {
     })
 }
 
+/// Removes a dead container; one of unknown state is stopped first.
 async fn remove(
     runtime: &RuntimeService,
     folders: &Folders,

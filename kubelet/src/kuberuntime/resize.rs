@@ -222,6 +222,7 @@ impl Manager {
     }
 }
 
+/// Sets these limits on the pod's cgroup, one after the other.
 async fn limit(
     pod: &Arc<Pod>,
     cgroup: Option<&PodCgroup>,

@@ -229,6 +229,7 @@ impl Manager {
         .await
     }
 
+    /// Makes the legacy link to a container's log. A failure is only logged.
     async fn link_log(&self, pod: &Arc<Pod>, container: &Container, id: &str, count: u32) {
         let (folders, pod, id) = (self.folders.clone(), pod.clone(), id.to_owned());
         let name = container.name.clone();

@@ -136,6 +136,7 @@ enum Parsed<'a> {
 }
 
 impl Decoder {
+    /// Creates the decoder of a log, before any of its bytes.
     pub fn new(options: &LogOptions) -> Decoder {
         // A followed log has more lines than those at its end.
         let lines = options.tail_lines.filter(|_| !options.follow);

@@ -208,6 +208,8 @@ impl NodeAddress {
         })
     }
 
+    /// Returns the machine's address on the route of its preferred family, or of the other one.
+    /// Where that fails, it is the last one found.
     fn route_by(&self, source: impl Fn(Far) -> io::Result<IpAddr>) -> Option<IpAddr> {
         let [v4, v6] = FAR;
         let (first, second) = if self.inner.ips.prefers_v4() { (v4, v6) } else { (v6, v4) };

@@ -167,6 +167,7 @@ fn put(amounts: &mut BTreeMap<String, ApiQuantity>, resource: &str, amount: Quan
     }
 }
 
+/// Parses an amount that is reserved; it must be of a resource that can be, and not negative.
 fn reserved(name: &str, text: &str) -> Result<Quantity, Error> {
     if !["cpu", "memory", "ephemeral-storage", PIDS].contains(&name) {
         return Err(Error::NotReservable(name.to_owned()));

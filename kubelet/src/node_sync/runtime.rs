@@ -81,6 +81,7 @@ fn fault(conditions: &[api::RuntimeCondition], kind: &str, text: &str) -> Option
     }
 }
 
+/// Converts what the runtime reports of a handler to its form in the Node's status.
 fn handler(handler: api::RuntimeHandler) -> core::NodeRuntimeHandler {
     let features = handler.features.unwrap_or_default();
     core::NodeRuntimeHandler {

@@ -89,6 +89,7 @@ impl Watches {
         self.0.changes.notify(users);
     }
 
+    /// Starts the watch of each object in a task of its own; RuntimeClasses have none.
     fn start(&self, new: Vec<NewWatch>) {
         for watch in new {
             let inner = self.0.clone();

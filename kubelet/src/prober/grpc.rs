@@ -85,6 +85,7 @@ pub async fn check(
     run.or(late).await
 }
 
+/// Opens a connection for a gRPC probe, and drives it in a task of its own.
 async fn connect(host: &str, port: u16) -> Result<SendRequest<Full<Bytes>>, http::Error> {
     let stream = http::connect(host, port).await?;
     let handshake = Builder::new(Executor).handshake(FuturesIo::new(stream)).await;

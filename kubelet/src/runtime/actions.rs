@@ -385,6 +385,8 @@ fn restarts(pod: &Pod, container: &Container) -> bool {
     restart_policy_of(container, pod) != RestartPolicy::Never
 }
 
+/// Decides about a running sidecar: restart it, wait for it, or let the next container start,
+/// perhaps with a restart of this one.
 fn sidecar_step(container: &Container, current: &ContainerStatus, results: ProbeResults) -> Step {
     let name = &container.name;
     let kill = |fault: &str, reason| Kill {

@@ -130,6 +130,8 @@ fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
     dns
 }
 
+/// Builds the DNS configuration of a pod that asks the cluster's servers first; the searches of the
+/// host follow the cluster's.
 fn cluster(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let domain = &resolvers.cluster_domain;
     let of_host = host.into_iter().flat_map(|host| host.searches.clone());

@@ -264,6 +264,7 @@ pub fn expand_known(text: &str, values: &Values) -> Result<String, Error> {
     }
 }
 
+/// Replaces each `$(NAME)` by its value, and `$$` by `$`.
 fn expand_by(text: &str, mut value: impl FnMut(&str) -> Vec<u8>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

@@ -107,6 +107,7 @@ fn runtime_default() -> api::SecurityProfile {
     }
 }
 
+/// Returns which namespaces a pod shares: with the host, among its containers, or none.
 fn namespaces(pod: &Pod, users: Option<&api::UserNamespace>) -> api::NamespaceOption {
     let spec = pod.spec();
     let mode = |is_host: Option<bool>, own: api::NamespaceMode| match is_host {
@@ -382,6 +383,8 @@ pub fn milli_of_shares(shares: u64) -> Option<i64> {
     Some(shares.min(MAX_SHARES).saturating_mul(1000).saturating_add(1023) / 1024)
 }
 
+/// Returns how readily the kernel kills a container when memory is short. A burstable one is safer
+/// the more of the machine's memory it requests.
 fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
     match class {
         QosClass::Guaranteed => GUARANTEED_SCORE,

@@ -185,6 +185,8 @@ pub async fn read(runtime: &RuntimeService, uid: &str) -> Result<PodStatus, Erro
     Ok(status)
 }
 
+/// Converts the runtime's status of a sandbox. One on the host's network has no addresses of its
+/// own.
 fn sandbox_status(status: api::PodSandboxStatus) -> SandboxStatus {
     let options = status.linux.and_then(|linux| linux.namespaces).and_then(|all| all.options);
     let is_host_network =

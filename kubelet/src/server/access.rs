@@ -99,6 +99,8 @@ struct NodeAttributes {
 }
 
 impl Attributes for NodeAttributes {
+    /// Returns what a request needs access to: the subresources of the node that its path stands
+    /// for, each by the verb of its method.
     fn accesses(&self, request: &Request) -> Vec<Access> {
         let verb = match request.method {
             Method::POST => "create",

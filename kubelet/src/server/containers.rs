@@ -224,6 +224,8 @@ impl Containers {
         self.proxy(request, url).await
     }
 
+    /// Forwards ports of a running pod: asks the runtime for a stream, and passes the request on to
+    /// it.
     async fn port_forward(
         &self,
         target: &Target,
@@ -279,6 +281,7 @@ impl Containers {
         Ok(Response::new(200, "application/json", output))
     }
 
+    /// Refuses a checkpoint of a container, which this kubelet does not make.
     fn checkpoint(&self, target: &Target) -> Result<Response, Response> {
         let (pod, _) = self.pod(target)?;
         let Target { namespace, pod: name, container, .. } = target;

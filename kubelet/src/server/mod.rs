@@ -70,6 +70,7 @@ pub fn serve(
     server.map(Some).map_err(|source| Error::Listen { flag, address, source })
 }
 
+/// Listens on an address and port; an error names the flag.
 fn listen(
     flag: &'static str,
     address: &str,

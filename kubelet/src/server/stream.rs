@@ -167,6 +167,7 @@ fn granted(
     granted
 }
 
+/// Returns the runtime's refusal as the answer, with its status, type and text.
 async fn refusal(answer: hyper::Response<Incoming>) -> Response {
     let status = answer.status().as_u16();
     let kind = answer.headers().get(CONTENT_TYPE).cloned();

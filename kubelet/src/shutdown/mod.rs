@@ -141,6 +141,8 @@ impl Shutdown {
         stop.unless_stopped(self.follow()).await;
     }
 
+    /// Follows logind's announcements of a shutdown, and connects again when the connection ends.
+    /// Gives up if the first attempt fails.
     async fn follow(&self) {
         match State::read(&self.paths.state) {
             Ok(state) => state.measure(),

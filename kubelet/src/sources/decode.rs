@@ -85,6 +85,7 @@ fn document(bytes: &[u8]) -> Result<Value, Error> {
     }
 }
 
+/// Returns the kind of a document, which must be an object of `v1`.
 fn kind(document: &Value) -> Result<&str, Error> {
     if !document.is_object() {
         return Err(Error::NotAnObject);

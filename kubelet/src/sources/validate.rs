@@ -165,6 +165,7 @@ impl Faults {
         }
     }
 
+    /// Checks a container's probes: each needs exactly one action.
     fn probes(&mut self, field: &str, container: &core::Container) {
         for (name, probe) in [
             ("livenessProbe", &container.liveness_probe),
@@ -189,6 +190,7 @@ impl Faults {
         }
     }
 
+    /// Checks that an init container that does not always restart has no probes and no hooks.
     fn no_probes(&mut self, field: &str, container: &core::Container) {
         for (name, is_set) in [
             ("lifecycle", container.lifecycle.is_some()),
@@ -260,6 +262,7 @@ pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     kinds.find(is_refused)
 }
 
+/// Returns the types of objects that a volume refers to.
 fn volume_references(volume: &core::Volume) -> Vec<&'static str> {
     let projected = volume.projected.iter().flat_map(|volume| volume.sources.iter().flatten());
     let projected = projected.filter_map(|source| match source {

@@ -437,6 +437,8 @@ fn device_of(mounts: &str, number: u64) -> Option<String> {
 struct Devices(parking_lot::Mutex<HashMap<String, String>>);
 
 impl Devices {
+    /// Returns the path of the device with this number, or the number if it has no name. It is read
+    /// once.
     fn name(&self, number: &str) -> String {
         let mut names = self.0.lock();
         if let Some(name) = names.get(number) {

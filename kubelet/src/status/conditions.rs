@@ -104,6 +104,7 @@ impl Verdict {
         Verdict { is_true: false, reason: Some(reason), message }
     }
 
+    /// Converts the verdict to a condition of a pod.
     fn condition(self, pod: &Pod, kind: &str) -> core::PodCondition {
         core::PodCondition {
             type_: kind.to_owned(),

@@ -208,6 +208,8 @@ impl Manager {
         }
     }
 
+    /// Carries out one step for a static pod's mirror pod. A mirror pod is created only once the
+    /// Node is registered.
     async fn keep_mirror(&self, name: &str, step: Step, state: &mut State) -> Result<(), Error> {
         let pod = match &step {
             Step::Create(pod) => pod,

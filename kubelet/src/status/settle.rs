@@ -125,6 +125,8 @@ pub fn value(status: &core::PodStatus) -> Value {
     value
 }
 
+/// Removes null, empty texts and empty lists from a value, so that statuses compare equal with and
+/// without them.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(members) => {

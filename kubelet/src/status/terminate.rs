@@ -34,6 +34,7 @@ fn ended(state: &Option<core::ContainerState>) -> bool {
     state.as_ref().is_some_and(|state| state.terminated.is_some())
 }
 
+/// Marks a container as ended with an unknown outcome, unless it is known to have ended.
 fn set_unknown(status: &mut core::ContainerStatus) {
     if ended(&status.state) {
         return;

@@ -96,6 +96,8 @@ fn is_used(source: &Path, pods: &Path) -> io::Result<bool> {
     is_mounted_below(&fs::read_to_string("/proc/self/mountinfo")?, source, pods)
 }
 
+/// Tests whether what lies at `source` is also mounted somewhere below `pods`. `table` is the text
+/// of a mountinfo.
 fn is_mounted_below(table: &str, source: &Path, pods: &Path) -> io::Result<bool> {
     let (source, pods) = (source.canonicalize()?, pods.canonicalize()?);
     // The device, the part of it that is mounted, and where.

@@ -67,6 +67,7 @@ fn change(volume: &Path, at: impl AsFd, name: impl Arg + Copy + Debug, group: u3
     }
 }
 
+/// Gives one file or folder to the group, which may then read and write it. A link keeps its mode.
 fn try_change(at: impl AsFd, name: impl Arg, group: u32) -> io::Result<()> {
     // Without a link in its place.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

@@ -196,6 +196,7 @@ fn clean(path: &str) -> PathBuf {
     Path::new(path).components().filter(|part| part.as_os_str() != ".").collect()
 }
 
+/// Builds the files of a downward API volume, or of such a source of a projected one.
 fn downward_files(
     pod: &Pod,
     items: Option<&[core::DownwardAPIVolumeFile]>,

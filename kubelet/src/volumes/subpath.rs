@@ -115,6 +115,7 @@ fn make(root: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Mounts what was found at the target, in place of what is mounted there, unless it is the same.
 fn mount_at(found: &OwnedFd, target: &Path) -> io::Result<()> {
     let status = fstat(found)?;
     if is_same(&status, target) {
