@@ -21,6 +21,7 @@ fn decode(pieces: &[&[u8]]) -> Result<(Vec<u8>, Option<usize>), BadChunk> {
     Ok((body, decoder.is_done().then_some(left)))
 }
 
+/// Encodes these pieces as chunks of HTTP/1.1.
 fn encode(pieces: &[&[u8]]) -> Vec<u8> {
     let mut coded = Vec::new();
     for piece in pieces {

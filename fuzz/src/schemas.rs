@@ -67,6 +67,7 @@ impl<'a> Generator<'a, '_, '_> {
         }
     }
 
+    /// Generates a value of the type that this part of the schema describes.
     fn value(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
         let (name, part) = self.resolved(part)?;
         let of = match &part["type"] {
@@ -91,6 +92,7 @@ impl<'a> Generator<'a, '_, '_> {
         })
     }
 
+    /// Generates a text: a prepared one, or a few of the fuzzer's bytes.
     fn text(&mut self) -> Result<String> {
         let choice = usize::from(self.choices.arbitrary::<u8>()?);
         match TEXTS.get(choice) {
@@ -119,6 +121,8 @@ impl<'a> Generator<'a, '_, '_> {
         Ok(items.into())
     }
 
+    /// Generates an object with all required members and some others. The type's own `apiVersion`
+    /// and `kind` are left out.
     fn members(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
         let mut members = Map::new();
         let required: Vec<&str> =

@@ -104,6 +104,7 @@ fn compare_documents(documents: &[&RawValue], pieces: &[&[u8]]) {
     assert!(splitter.is_between());
 }
 
+/// Checks that lists and watches are read the same, however their bytes are cut.
 pub fn target(input: &[u8]) {
     let (seed, bytes) = parameters(input);
     let pieces = cut(seed, bytes);

@@ -38,6 +38,7 @@ fn metadata(name: &str) -> Value {
     json!({ "name": name, "labels": { "app": "web" }, "finalizers": ["example.com/a"] })
 }
 
+/// Builds the specification of a pod of two containers.
 fn pod_spec() -> Value {
     json!({
         "containers": [
@@ -122,6 +123,7 @@ pub fn definition(plural: &str, schema: &Value) -> Value {
 }
 
 impl World {
+    /// Starts a sandbox with first objects, and saves its state for each run to begin with.
     fn new() -> World {
         let clock = FakeClock::new(Timestamp::from_secs(1_777_000_000));
         let folder = std::env::temp_dir().join(format!("fuzz-sandbox-{}", std::process::id()));

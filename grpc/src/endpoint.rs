@@ -118,6 +118,8 @@ impl Endpoint {
     }
 }
 
+/// Opens a TLS connection to the first address of the host that accepts. Its name is looked up, and
+/// its files are read, on a thread that may block.
 async fn connect_tls(tls: Tls) -> Result<impl Stream, Fault> {
     let name = tls.server_name.as_ref().unwrap_or(&tls.host);
     let name = ServerName::try_from(name.clone())?;

@@ -79,6 +79,7 @@ fn choice(args: &[String]) -> Choice<'_> {
     }
 }
 
+/// Returns the text of `--help`, with all parts.
 fn usage() -> String {
     let mut text = "All parts of Kubernetes in one binary.\n\nUsage:\n  hyperkube PART [flags]\n  \
                     PART [flags]         through a link with the part's name\n\nParts:\n"
@@ -93,6 +94,7 @@ fn usage() -> String {
     text
 }
 
+/// Runs the part that the arguments choose.
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     match choice(&args) {

@@ -208,6 +208,7 @@ unsafe impl GlobalAlloc for ThreadCache {
 // Functions of their own and without an alignment, so that each of the very many calls is short; of
 // C, so that no call needs code for unwinding.
 
+/// Returns a kept block of the size's class, or a new one; large blocks are always new.
 #[inline(never)]
 unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
     // SAFETY: as in `GlobalAlloc`, here and below.
@@ -221,6 +222,7 @@ unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
     }
 }
 
+/// Returns a block as [`allocate`] does, filled with zeros.
 #[inline(never)]
 unsafe extern "C" fn allocate_zeroed(size: usize) -> *mut u8 {
     // SAFETY: as above; a block has room for what was asked for.
@@ -237,6 +239,7 @@ unsafe extern "C" fn allocate_zeroed(size: usize) -> *mut u8 {
     }
 }
 
+/// Keeps a block for later; large blocks, and those beyond what may be kept, go back to the system.
 #[inline(never)]
 unsafe extern "C" fn free(block: *mut u8, size: usize) {
     // SAFETY: as above.
@@ -249,6 +252,8 @@ unsafe extern "C" fn free(block: *mut u8, size: usize) {
     }
 }
 
+/// Returns a block of the wanted size with the old content: the same one if its class stays the
+/// same.
 #[inline(never)]
 unsafe extern "C" fn resize(block: *mut u8, size: usize, wanted: usize) -> *mut u8 {
     // SAFETY: as above; both blocks have room for what is copied.
