@@ -268,7 +268,7 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// The fields of a message: (number, varint) and (number, bytes).
+    /// Parses the fields of a message: (number, varint) and (number, bytes).
     fn fields(mut bytes: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
         let varint = |bytes: &mut &[u8]| {
             let (mut number, mut shift) = (0, 0);

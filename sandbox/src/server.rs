@@ -55,7 +55,7 @@ pub struct SandboxOptions {
 }
 
 impl SandboxOptions {
-    /// Defaults: a free port of the loopback address, the system's clock.
+    /// Returns the defaults: a free port of the loopback address, the system's clock.
     pub fn new(dir: impl Into<PathBuf>) -> SandboxOptions {
         SandboxOptions {
             dir: dir.into(),

@@ -181,8 +181,8 @@ fn with_dots(name: &str) -> String {
     }
 }
 
-/// Words of lower-case letters, digits, `-` and `_`, the last of which may end with `*`. Upstream:
-/// `IsValidSysctlPattern`.
+/// Returns whether a text is the name of a sysctl or a pattern: words of lower-case letters,
+/// digits, `-` and `_`, the last of which may end with `*`. Upstream: `IsValidSysctlPattern`.
 fn is_pattern(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_word = |word: &str| {

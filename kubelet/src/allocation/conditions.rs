@@ -90,7 +90,7 @@ impl ResizeConditions {
         self.pods.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// Records that a resize waits. Returns whether its reason or its generation is new.
+    /// Records that a resize is deferred. Returns whether its reason or its generation is new.
     pub fn set_pending(
         &self,
         uid: &Uid,

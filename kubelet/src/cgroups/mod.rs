@@ -350,9 +350,9 @@ impl Features {
         Features { is_v2, has_swap_file: file.is_some_and(|file| file.exists()) }
     }
 
-    /// Entries of `unified` for containers in version 2: the kernel kills all processes of a
-    /// container at its memory limit, and the container gets no swap.
-    /// Upstream: `singleProcessOOMKill`, `ConfigureNoSwap`.
+    /// Returns entries of `unified` for containers in version 2: the kernel kills all processes of
+    /// a container at its memory limit, and the container gets no swap. Upstream:
+    /// `singleProcessOOMKill`, `ConfigureNoSwap`.
     pub fn unified(self) -> HashMap<String, String> {
         let entries = [
             ("memory.oom.group", "1", self.is_v2),

@@ -243,7 +243,7 @@ fn remove_logs(log: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The files whose names begin with that of `path`, in its folder.
+/// Lists the files whose names begin with that of `path`, in its folder.
 pub fn with_prefix(path: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
     let name = name.to_string_lossy();

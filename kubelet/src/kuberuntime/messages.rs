@@ -41,7 +41,7 @@ impl Manager {
     }
 }
 
-/// The last bytes of a file.
+/// Reads the last bytes of a file.
 fn tail(file: &str, bytes: u64) -> Option<String> {
     let mut file = File::open(file).ok()?;
     let length = file.metadata().ok()?.len();

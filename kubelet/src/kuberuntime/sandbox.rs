@@ -112,7 +112,7 @@ impl Manager {
         Ok(answer.pod_sandbox_id)
     }
 
-    /// The addresses of a sandbox.
+    /// Returns the addresses of a sandbox.
     pub(super) async fn sandbox_ips(&self, id: &str) -> Result<Vec<String>, cri::Error> {
         let request =
             api::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };

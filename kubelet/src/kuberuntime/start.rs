@@ -71,7 +71,7 @@ pub(super) struct ToStart<'a> {
 }
 
 impl Manager {
-    /// Starts a container in the pod's sandbox.
+    /// Starts a container in the pod's sandbox, unless it is in back-off, and reports a failure.
     pub(super) async fn start(
         &self,
         pod: &Arc<Pod>,

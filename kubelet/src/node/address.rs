@@ -28,7 +28,8 @@ pub struct NodeIps {
 }
 
 impl NodeIps {
-    /// Words that are no addresses are ignored, and logged.
+    /// Parses the addresses of `--node-ip`: at most one of each family. Words that are no addresses
+    /// are ignored, and logged.
     ///
     /// # Errors
     /// There are several of a family, or an unspecified one beside another.

@@ -176,7 +176,8 @@ fn is_scoped(server: &str) -> bool {
     address.is_some_and(|address| address.is_unicast_link_local())
 }
 
-/// Leaves out what resolvers cannot take.
+/// Cuts a pod's DNS configuration to the limits that resolvers have, and logs it if something is
+/// left out.
 fn fit(pod: &Pod, dns: &mut api::DnsConfig) {
     let before = (dns.servers.len(), dns.searches.len());
     dns.servers.truncate(MAX_SERVERS);

@@ -11,7 +11,7 @@ use super::settle::{self, keep_transition};
 use super::terminate::is_terminal;
 use crate::strategic_merge::{changed_list, changed_members};
 
-/// Computes the status that the server should have, which has `live`.
+/// Computes a pod's status for the server from the one that it has (`live`) and the kubelet's own.
 pub fn merged(live: &core::PodStatus, report: &Report, now: &Time) -> core::PodStatus {
     let own = &*report.status;
     let mut merged = core::PodStatus {

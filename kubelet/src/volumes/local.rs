@@ -67,7 +67,7 @@ pub(super) fn mount(
     }
 }
 
-/// The path of a local volume that containers have as a device. Blocks.
+/// Returns the path of a local volume that containers have as a device. Blocks.
 ///
 /// # Errors
 /// It is no block device.

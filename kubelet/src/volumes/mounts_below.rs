@@ -42,7 +42,7 @@ pub(super) fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The path as the table has it, without following a link at its end.
+/// Returns the path as the table has it, without following a link at its end.
 fn real(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     match parent.canonicalize() {

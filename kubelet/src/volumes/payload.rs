@@ -23,7 +23,7 @@ pub struct Written {
     pub files: Payload,
 }
 
-/// The kind of a volume that the kubelet writes; `None`: it is another one.
+/// Returns the kind of a volume that the kubelet writes; `None`: it is another one.
 pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
     match volume {
         volume if volume.config_map.is_some() => Some("configmap"),
@@ -179,8 +179,8 @@ fn token_file(
     Ok(Payload::from([(clean(&source.path), file)]))
 }
 
-/// The user that all containers have; `None`: they have several, or one does not name its user.
-/// Upstream: `FsUserFrom`.
+/// Returns the user that all containers have; `None`: they have several, or one does not name its
+/// user. Upstream: `FsUserFrom`.
 fn user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let mut users = pod.all_containers().map(|container| {

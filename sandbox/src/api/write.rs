@@ -360,7 +360,8 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// Patches an object, as a patch request does.
+    /// Applies a request's patch to the stored object: a server-side apply, or a patch of another
+    /// type.
     pub fn patch_object(
         &self,
         call: &Call,

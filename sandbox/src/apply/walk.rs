@@ -32,7 +32,7 @@ fn member<'a>(shape: Shape<'a>, key: &str) -> Shape<'a> {
     shape.member(key).unwrap_or(Shape::Open)
 }
 
-/// Members or items by their names, in order; `None` for an atomic value.
+/// Returns members or items by their names, in order; `None` for an atomic value.
 fn parts<'v, 's>(
     shape: Shape<'s>,
     value: &'v Value,
@@ -151,8 +151,8 @@ pub fn merge(shape: Shape<'_>, live: &Value, config: &Value) -> Value {
 
 type Part<'v, 's> = (String, Shape<'s>, &'v Value);
 
-/// Items in the order of `config`; an item that only `live` has stays behind the item that preceded
-/// it.
+/// Merges items in the order of `config`; an item that only `live` has stays behind the item that
+/// preceded it.
 fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
     let wanted: HashMap<&str, ()> = config.iter().map(|(name, ..)| (name.as_str(), ())).collect();
     let by_name: HashMap<&str, &Value> =

@@ -228,7 +228,8 @@ impl Walk<'_> {
         functions::call(&name, target.is_some(), &values, self.variables.authorize)
     }
 
-    /// Evaluates `&&` and `||`: an error counts only where the other side does not decide.
+    /// Evaluates `&&` (`decides` is false) or `||` (`decides` is true): an error counts only where
+    /// the other side does not decide.
     fn logic(&mut self, left: &Expr, right: &Expr, decides: bool) -> Result<Value> {
         let of = |value: Result<Value>| match value {
             Ok(Value::Bool(value)) => Ok(value),

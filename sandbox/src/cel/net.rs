@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::Result;
 use super::value::Value;
 
-/// Conversions of texts to addresses.
+/// Calls a function that converts a text to an address or network, or tests whether it is one.
 pub fn make(function: &str, of: &Value) -> Result<Value> {
     let text = match (function, of) {
         ("ip", Value::Cidr(ip, _)) => return Ok(Value::Ip(*ip)),

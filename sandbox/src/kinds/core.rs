@@ -347,7 +347,7 @@ pub fn check_secret(secret: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Faults of an update of an immutable object: the field `immutable` and the data may not change.
+/// Checks an update of an immutable object: the field `immutable` and the data may not change.
 fn frozen(new: &Value, old: &Value) -> Vec<Cause> {
     if !truth(old, "/immutable") {
         return Vec::new();

@@ -87,7 +87,7 @@ fn check(crd: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Faults: unknown types, invalid patterns and rules with wrong syntax.
+/// Checks a schema for unknown types, invalid patterns and rules with wrong syntax.
 fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
     const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
     let kind = text(schema, "/type");

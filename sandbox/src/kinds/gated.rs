@@ -76,7 +76,7 @@ pub fn behind_gates() -> Vec<Kind> {
     ]
 }
 
-/// Faults of a StorageVersion's status. Upstream: `validateStorageVersionStatus`.
+/// Checks a StorageVersion's status. Upstream: `validateStorageVersionStatus`.
 fn version_faults(version: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let servers = list(version, "/status/storageVersions");

@@ -149,7 +149,7 @@ fn label_value_fault(value: &str) -> Option<String> {
     (!value.is_empty() && !is_word(value)).then(|| LABEL_VALUE.to_owned())
 }
 
-/// Faults of the labels under `pointer` of `object`, reported at `field`.
+/// Checks the labels under `pointer` of `object`, and adds their faults, reported at `field`.
 pub fn labels(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause>) {
     for (key, value) in members(object, pointer) {
         if let Some(fault) = qualified_fault(key) {
@@ -207,7 +207,7 @@ fn owner_references(object: &Value, faults: &mut Vec<Cause>) {
     }
 }
 
-/// Faults of `metadata` that hold for create and update. Upstream: `ValidateObjectMeta`.
+/// Checks the rules of `metadata` that hold for create and update. Upstream: `ValidateObjectMeta`.
 pub fn check(object: &Value, rule: NameRule) -> Vec<Cause> {
     let mut faults = Vec::new();
     let name = text(object, "/metadata/name");
@@ -227,7 +227,8 @@ pub fn check(object: &Value, rule: NameRule) -> Vec<Cause> {
     faults
 }
 
-/// Faults of a change of `metadata`. Upstream: `ValidateObjectMetaUpdate`.
+/// Checks a change of `metadata`: what must not change, and finalizers that are added during a
+/// deletion. Upstream: `ValidateObjectMetaUpdate`.
 pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     let at = |object: &'_ Value, key: &str| object.pointer(&format!("/metadata/{key}")).cloned();
     let mut faults = Vec::new();

@@ -265,7 +265,7 @@ fn default_match(matched: &mut Value) {
     }
 }
 
-/// Expressions whose syntax is wrong. Their types are not checked.
+/// Checks the syntax of a policy's expressions. Their types are not checked.
 pub fn policy_faults(policy: &Value) -> Vec<Cause> {
     let parts = [
         ("validations", "expression"),

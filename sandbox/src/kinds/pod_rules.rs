@@ -103,7 +103,7 @@ fn resources(container: &Value, at: &str, faults: &mut Vec<Cause>) {
     }
 }
 
-/// Faults of a pod spec that stands at the path `at`.
+/// Checks a pod spec that stands at the path `at`.
 pub fn spec(spec: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     let mut volumes: Vec<&str> = Vec::new();
@@ -151,7 +151,7 @@ pub fn spec(spec: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
-/// Faults of a template at the path `at`: its labels, annotations and spec.
+/// Checks a template at the path `at`: its labels, annotations and spec.
 pub fn template(template: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     let field = format!("{at}.metadata.labels");
@@ -173,7 +173,7 @@ const FIXED: &str = "pod updates may not change fields other than \
     `spec.tolerations` (only additions to existing tolerations),\
     `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-/// Faults of a change of a pod through its main endpoint. Upstream: `ValidatePodUpdate`.
+/// Checks a change of a pod through its main endpoint. Upstream: `ValidatePodUpdate`.
 pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check(new));

@@ -182,8 +182,8 @@ impl Snapshot {
         }
     }
 
-    /// Jobs have finished with the numbers of their specs, and no pod waits to be counted. The Jobs
-    /// of a CronJob may run.
+    /// Checks that Jobs have finished with the numbers of their specs, and that no pod waits to be
+    /// counted. The Jobs of a CronJob may run.
     fn check_jobs(&self, faults: &mut Faults) {
         let crons: HashMap<&str, &Value> =
             self.of(&CRON_JOBS).map(|cron| (text(cron, "/metadata/uid"), cron)).collect();
@@ -281,7 +281,7 @@ impl Snapshot {
         }
     }
 
-    /// Quotas and budgets have counted what there is.
+    /// Checks that quotas and budgets have counted what there is.
     fn check_limits(&self, faults: &mut Faults) {
         for quota in self.of(&QUOTAS) {
             let namespace = text(quota, "/metadata/namespace");

@@ -245,8 +245,9 @@ impl Store {
         }
     }
 
-    /// Objects whose key starts with `prefix` and follows `after`, in the order of their keys:
-    /// those that `keep` accepts, at most `limit` of them. `at`: as they were at that version.
+    /// Lists the objects whose key starts with `prefix` and follows `after`, in the order of their
+    /// keys: those that `keep` accepts, at most `limit` of them. `at`: as they were at that
+    /// version.
     pub fn list(
         &self,
         table: &str,

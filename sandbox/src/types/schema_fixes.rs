@@ -95,7 +95,7 @@ pub fn extend(type_name: &str, schema: &mut Value) {
     }
 }
 
-/// Makes members optional that the API does not require, though the types do.
+/// Makes members optional that the types require, though the API does not.
 pub fn relax(type_name: &str, schema: &mut Value) {
     const ANY: [&str; 4] =
         ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];

@@ -204,7 +204,8 @@ impl PodWorker {
         }
     }
 
-    /// Ends the work that was begun.
+    /// Moves the pod to the phase that follows a finished piece of work, or schedules the same work
+    /// again.
     pub(super) fn done(&mut self, outcome: Outcome, now: Duration) {
         self.phase = match (self.phase, outcome) {
             (Phase::StoppingSync { grace, is_recreated }, _) => {

@@ -110,7 +110,7 @@ fn load(folder: &Path) -> Option<VolumeData> {
     })
 }
 
-/// What is in a folder; nothing, if it is no folder. Blocks.
+/// Lists what is in a folder; nothing, if it is no folder. Blocks.
 ///
 /// # Errors
 /// It cannot be read.

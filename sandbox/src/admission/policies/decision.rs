@@ -25,7 +25,7 @@ impl Refusal {
     }
 }
 
-/// Refusals of the request, whose variables are `values`.
+/// Returns the refusals of the request, whose variables are `values`.
 pub fn decide(
     policy: &Json,
     values: &[(&'static str, Value)],

@@ -31,7 +31,7 @@ fn is_zero(value: Option<&Value>) -> bool {
     }
 }
 
-/// Faults of a number that may also be a percentage.
+/// Checks a number that may also be a percentage.
 fn int_or_percent(value: Option<&Value>, field: &str) -> Option<Cause> {
     match value? {
         Value::String(text) => {

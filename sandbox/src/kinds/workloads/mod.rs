@@ -39,7 +39,7 @@ fn labels_of(template: &Value) -> Labels {
     members(template, "/metadata/labels").filter_map(|(k, v)| Some((k, v.as_str()?))).collect()
 }
 
-/// Faults of a selector that is missing, empty, or does not match the template's labels.
+/// Checks that a selector is present, is not empty, and matches the template's labels.
 fn selector_matches(object: &Value) -> Vec<Cause> {
     let Some(given) = object.pointer("/spec/selector") else {
         let mut faults = vec![required("spec.selector", "")];
