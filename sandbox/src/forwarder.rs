@@ -109,6 +109,7 @@ impl Forwarder {
             Response::abort()
         });
         if let Body::Stream(body) = response.body {
+            // Of the answers that are streams, faults steer only watches.
             let is_watch = verb == "watch" && response.status == 200;
             response.body = Body::Stream(match is_watch {
                 true => steered(body, is_protobuf(&response.headers), faults, epoch),

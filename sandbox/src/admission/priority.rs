@@ -20,6 +20,7 @@ pub fn prioritize(store: &Store, kind: &Kind, pod: &mut Value) -> ApiResult<()> 
     }
     let name = text(pod, "/spec/priorityClassName").to_owned();
     let class = match name.as_str() {
+        // They are built in, with fixed priorities: see `kinds::pod::prepare_create`.
         "system-node-critical" | "system-cluster-critical" => return Ok(()),
         "" => default_class(store),
         name => match store.get(PRIORITY_CLASSES, name) {

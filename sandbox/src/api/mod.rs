@@ -84,6 +84,7 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
         return Access { verb, path: decode(path), ..Access::default() };
     };
     let verb = match verb(method, Some(&at), query) {
+        // No verb stands for this method of HTTP.
         "other" => "",
         verb => verb,
     };

@@ -57,6 +57,7 @@ impl Api {
             }
             _ => return Ok(None),
         };
+        // Only a LocalSubjectAccessReview is created in a namespace.
         if at.namespace.is_empty() == (kind == "LocalSubjectAccessReview") {
             return Ok(None);
         }

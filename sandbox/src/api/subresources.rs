@@ -414,6 +414,7 @@ impl Api {
         let known = self.registry.find("", "v1", table).ok_or_else(failures::no_such_path)?;
         let found = self.store.get(table, &key);
         let found = found.ok_or_else(|| failures::not_found(&known.resource, name))?;
+        // A pod's token is one of the pod's own account.
         if kind == "pod" && text(&found.value, "/spec/serviceAccountName") != call.name {
             return Err(failures::bad_request(format!(
                 "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",

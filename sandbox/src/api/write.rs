@@ -291,6 +291,7 @@ impl Api {
         };
         let to_stored = |mut new: Value, old: &Value| {
             new = (view.write)(new);
+            // Only this view cannot show all of the stored object.
             if plural == "horizontalpodautoscalers" {
                 kinds::views::keep_metrics(&mut new, old);
             }

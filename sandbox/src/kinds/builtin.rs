@@ -23,6 +23,7 @@ pub(super) fn kind(
     short_names: &[&str],
     namespaced: bool,
 ) -> Kind {
+    // Autoscalers are stored as version 2; `views` serves version 1 of them.
     let version = if group == "autoscaling" { "v2" } else { "v1" };
     Kind {
         resource: ResourceType::fixed(group, version, kind, plural, namespaced),

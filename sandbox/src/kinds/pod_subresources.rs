@@ -213,6 +213,7 @@ fn without_cpu_and_memory(container: &Value) -> Value {
     }
     match is_set(&resources) {
         true => resources,
+        // So that empty resources equal absent ones.
         false => Value::Null,
     }
 }

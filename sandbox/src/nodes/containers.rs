@@ -383,6 +383,7 @@ impl Containers {
             let restarts = |code| match rules.restart_policy {
                 "Never" => false,
                 "OnFailure" => code != 0,
+                // `Always`.
                 _ => true,
             };
             for (run, of) in self.main.iter_mut().zip(rules.containers) {

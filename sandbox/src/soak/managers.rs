@@ -183,6 +183,7 @@ impl Managers {
 /// has lost its lease or cannot reach the API server at its start.
 fn unexpected_end(status: ExitStatus) -> Option<&'static str> {
     match (status.signal(), status.code()) {
+        // The soak's own faults and its end.
         (Some(SIGKILL | SIGTERM), _) => None,
         (Some(_), _) => Some("by a signal that no fault sent"),
         // The exit codes of panics in Rust and in Go.

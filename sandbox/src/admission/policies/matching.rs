@@ -41,6 +41,7 @@ fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
         let mut names = list(rule, key).iter().filter_map(Value::as_str);
         names.any(|name| name == "*" || name == wanted)
     };
+    // A namespace is an object of the cluster, not of a namespace.
     let is_namespace = of.group.is_empty() && &*of.plural == "namespaces";
     let scope = match text(rule, "/scope") {
         "Cluster" => is_namespace || call.namespace.is_empty(),

@@ -44,6 +44,7 @@ pub fn collect(
             return Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`"
                 .to_owned());
         }
+        // Parameters that are objects of the cluster have no namespace.
         (false, true) => "",
     };
     let name = text(by, "/name");

@@ -61,6 +61,7 @@ impl Mode {
             Mode::ArbitraryNode => "arbitrary-node",
             Mode::ServiceAccount => "serviceaccount",
             Mode::UserInfo => "user-info",
+            // Its verb has no suffix: see `act`.
             Mode::Legacy => "",
         }
     }

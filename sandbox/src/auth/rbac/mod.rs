@@ -197,6 +197,7 @@ impl Index {
     fn rules(&self, (kind, name): &(String, String), namespace: &str) -> Result<&[Rule], Missing> {
         let namespace = if kind == "Role" { namespace } else { "" };
         let found = self.roles.get(&(namespace.to_owned(), name.clone()));
+        // A binding of the cluster cannot name a Role; its key would be that of a ClusterRole.
         let found = found.filter(|_| kind != "Role" || !namespace.is_empty());
         found
             .map(|rules| &**rules)

@@ -25,6 +25,7 @@ impl Authorizer<'_> {
         let verb = match call.subresource.as_str() {
             "approval" => "approve",
             "status" if !(same("certificate") && same("conditions")) => "sign",
+            // Other writes neither approve nor sign.
             _ => return Ok(()),
         };
         let signer = text(old, "/spec/signerName");
