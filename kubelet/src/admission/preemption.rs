@@ -45,6 +45,7 @@ fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     is_critical(pod) && !is_critical(other)
         || match (pod.spec().priority, other.spec().priority) {
             (Some(own), Some(others)) => own > others,
+            // Only a critical pod preempts without a priority.
             _ => false,
         }
 }

@@ -48,7 +48,7 @@ pub fn rounded_quota(quota: i64) -> i64 {
     }
 }
 
-/// Microseconds in each second, rounded up; `None`: no limit.
+/// Returns the microseconds in each second, rounded up; `None`: no limit.
 fn per_second(quota: i64) -> Option<i64> {
     let micros = quota.saturating_mul(1_000_000) / PERIOD;
     (quota > 0)

@@ -205,6 +205,7 @@ pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument
         Kind::Return { .. } => RETURN,
         Kind::Failure { .. } => FAILURE,
         Kind::Signal { .. } => SIGNAL,
+        // Messages of other types are only read.
         Kind::Other => 0,
     };
     let mut message = Encoder(vec![b'l', code, 0, 1]);

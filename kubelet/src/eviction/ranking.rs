@@ -41,6 +41,7 @@ fn used_of(stats: &PodStats, resource: &str) -> u64 {
 pub fn rank(candidates: &mut [Candidate<'_>], resource: &str) {
     let request = |pod: &Pod| match resource {
         "memory" | "ephemeral-storage" => pod_amount(pod, resource, false),
+        // Pods cannot request inodes and process ids.
         _ => 0,
     };
     candidates.sort_by_cached_key(|candidate| {

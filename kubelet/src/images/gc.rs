@@ -138,6 +138,7 @@ impl Disk {
 
     pub(super) fn used_percent(self) -> u64 {
         let available = u128::from(self.available.min(self.capacity));
+        // A disk without capacity counts as free.
         let free = (available * 100).checked_div(u128::from(self.capacity)).unwrap_or(100);
         100 - u64::try_from(free).unwrap_or(100)
     }

@@ -323,6 +323,7 @@ impl Images {
             size_bytes: image.size,
             uid: match (image.uid, image.username.is_empty()) {
                 (Some(uid), _) => Some(uid.value),
+                // An image that names no user runs as root.
                 (None, true) => Some(0),
                 (None, false) => None,
             },

@@ -60,6 +60,7 @@ impl Kubelet {
                 EvictionCause::Preemption => {
                     Some("Pod was preempted by Kubelet to accommodate a critical pod.")
                 }
+                // A pod beyond its own limit is not disrupted for others.
                 EvictionCause::OwnLimit => None,
             };
             if let Some(message) = disruption {

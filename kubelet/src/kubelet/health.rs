@@ -74,7 +74,7 @@ impl LoopHealth {
         })
     }
 
-    /// Whether the loop turns. Upstream: `SyncLoopHealthCheck`.
+    /// Checks whether the loop turns. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
     /// Upstream's text.

@@ -165,7 +165,7 @@ impl Rotation {
     }
 }
 
-/// Whether a log is too large, or absent: then the runtime opens it again.
+/// Returns whether a log is too large, or absent: then the runtime opens it again.
 fn is_due(log: &Path, max_bytes: u64) -> bool {
     match fs::metadata(log) {
         Ok(data) => data.len() >= max_bytes,
@@ -215,7 +215,7 @@ fn compress(log: &Path) -> io::Result<()> {
     outcome.and_then(|()| fs::remove_file(log))
 }
 
-/// The time of a rotation, as its file's suffix. Upstream: `timestampFormat`.
+/// Formats the time of a rotation, as its file's suffix. Upstream: `timestampFormat`.
 fn suffix(now: Timestamp) -> String {
     now.to_jiff().strftime("%Y%m%d-%H%M%S").to_string()
 }

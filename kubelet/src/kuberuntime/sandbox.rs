@@ -83,8 +83,8 @@ impl Manager {
         Ok(Some(api::UserNamespace { mode, uids: ids.clone(), gids: ids }))
     }
 
-    /// The runtime's handler that a pod's class names; empty: the default one.
-    /// Upstream: `LookupRuntimeHandler`.
+    /// Returns the runtime's handler that a pod's class names; empty: the default one. Upstream:
+    /// `LookupRuntimeHandler`.
     pub(super) async fn handler(&self, pod: &Pod) -> Result<String, Error> {
         self.objects.handler(pod).await.map_err(Error::NoObject)
     }

@@ -117,7 +117,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The time since a wall-clock time in nanoseconds.
+    /// Returns the time since a wall-clock time in nanoseconds.
     fn since(&self, nanos: i64) -> Duration {
         let then = Timestamp::from_micros(nanos / 1000);
         self.clock.now().duration_since(then)

@@ -97,6 +97,7 @@ fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
     };
     let is_cluster_first = match spec.dns_policy.as_deref() {
         Some("None" | "Default") => false,
+        // On the host's network, only `ClusterFirstWithHostNet` asks for the cluster's servers.
         Some("ClusterFirst") => !pod.is_host_network(),
         _ => true,
     };

@@ -319,6 +319,7 @@ fn linux_resources(
         cpu_shares: shares(milli(cpu_request.or(cpu_limit))),
         cpu_period: CPU_PERIOD,
         cpu_quota: match milli(cpu_limit) {
+            // No limit.
             0 => 0,
             milli => (milli.saturating_mul(CPU_PERIOD) / 1000).max(MIN_QUOTA),
         },

@@ -108,6 +108,7 @@ impl Attributes for NodeAttributes {
             Method::PUT => "update",
             Method::PATCH => "patch",
             Method::DELETE => "delete",
+            // No verb stands for another method.
             _ => "",
         };
         let access = |subresource| Access::Resource {

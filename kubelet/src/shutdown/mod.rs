@@ -119,7 +119,7 @@ impl State {
         }
     }
 
-    /// Readers see the old state or the new one.
+    /// Writes the state to its file. Readers see the old state or the new one.
     fn write(&self, file: &Path) -> io::Result<()> {
         let new = file.with_extension("new");
         fs::write(&new, serde_json::to_vec(self)?)?;

@@ -475,7 +475,7 @@ fn cgroup(
     labels
 }
 
-/// Nanoseconds as seconds.
+/// Converts nanoseconds to seconds.
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }

@@ -66,8 +66,8 @@ pub fn write(
     Ok(())
 }
 
-/// The folder of files that `..data` leads to. `None`: it leads to anything else, which is not the
-/// kubelet's to compare or remove.
+/// Returns the folder of files that `..data` leads to. `None`: it leads to anything else, which is
+/// not the kubelet's to compare or remove.
 fn folder_in(volume: &Path, target: &Path) -> Option<PathBuf> {
     let mut parts = target.components();
     let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else { return None };
@@ -115,7 +115,7 @@ fn check(payload: &Payload) -> Result<(), Error> {
     Ok(())
 }
 
-/// The first parts of the paths, with the owner of a file there.
+/// Returns the first parts of the paths, with the owner of a file there.
 fn visible_names(payload: &Payload) -> BTreeMap<PathBuf, Option<u32>> {
     let visible = |(path, file): (&PathBuf, &File)| {
         let name = path.iter().find(|part| *part != ".")?;

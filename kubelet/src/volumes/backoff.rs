@@ -21,7 +21,7 @@ impl Backoff {
         self.delay
     }
 
-    /// The time until the next attempt; zero: now.
+    /// Returns the time until the next attempt; zero: now.
     pub(super) fn remaining(&self, now: Duration) -> Duration {
         self.until.saturating_sub(now)
     }

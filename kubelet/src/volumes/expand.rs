@@ -34,7 +34,7 @@ struct Plan {
     has_status: bool,
 }
 
-/// Whether a volume is larger than its claim says, and this node has to do the rest.
+/// Returns whether a volume is larger than its claim says, and this node has to do the rest.
 pub(super) fn is_due(bound: &Bound) -> bool {
     plan(bound).is_some()
 }

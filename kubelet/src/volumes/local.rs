@@ -90,8 +90,8 @@ fn checked(source: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Whether another pod has the folder mounted, by the kernel's table: a file system whose server is
-/// gone is not asked. Upstream: `GetMountRefs`.
+/// Returns whether another pod has the folder mounted, by the kernel's table: a file system whose
+/// server is gone is not asked. Upstream: `GetMountRefs`.
 fn is_used(source: &Path, pods: &Path) -> io::Result<bool> {
     is_mounted_below(&fs::read_to_string("/proc/self/mountinfo")?, source, pods)
 }

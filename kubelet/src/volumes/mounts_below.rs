@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, mount_change};
 
-/// The points below a folder where something is mounted, the oldest first. A link in place of the
-/// folder is not followed; links may lead to the folder above it. Blocks.
+/// Lists the points below a folder where something is mounted, the oldest first. A link in place of
+/// the folder is not followed; links may lead to the folder above it. Blocks.
 ///
 /// # Errors
 /// The table cannot be read.
@@ -19,8 +19,8 @@ pub(super) fn mounts_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(points()?.into_iter().filter(|at| *at != folder && at.starts_with(&folder)).collect())
 }
 
-/// Whether something is mounted at a path. It is not opened: a server that is gone does not matter.
-/// Blocks.
+/// Returns whether something is mounted at a path. It is not opened: a server that is gone does not
+/// matter. Blocks.
 ///
 /// # Errors
 /// The table cannot be read.

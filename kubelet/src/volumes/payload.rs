@@ -191,7 +191,7 @@ fn user(pod: &Pod) -> Option<u32> {
     users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok())?
 }
 
-/// A path without `.` and doubled slashes; `..` stays, and is refused when it is written.
+/// Returns the path without `.` and doubled slashes; `..` stays, and is refused when it is written.
 fn clean(path: &str) -> PathBuf {
     Path::new(path).components().filter(|part| part.as_os_str() != ".").collect()
 }

@@ -164,7 +164,7 @@ impl Managers {
         self.seats.iter().map(|seat| seat.logs.len()).sum()
     }
 
-    /// Lines of all logs that report a panic.
+    /// Returns the lines of all logs that report a panic.
     pub fn panics(&self) -> Vec<String> {
         self.seats.iter().flat_map(|seat| &seat.logs).flat_map(|log| panics(log)).collect()
     }

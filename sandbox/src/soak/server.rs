@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    /// Flags for managers beside this server.
+    /// Returns the flags for managers beside this server.
     pub fn manager_flags(&self) -> &'static [&'static str] {
         match self {
             Server::Embedded(_) => &[],

@@ -98,7 +98,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether a member is one that the type names, not a key of a map.
+    /// Returns whether a member is one that the type names, not a key of a map.
     pub fn names(self, key: &str) -> bool {
         let of_resource = matches!(self, Shape::Custom { resource: true, .. })
             && matches!(key, "apiVersion" | "kind" | "metadata");

@@ -18,12 +18,12 @@ pub(in crate::volumes) const FOLDER: &str = "kubernetes.io~csi";
 pub(super) const UPSTREAMS_DEVICES: &str = "dev";
 
 impl Folders {
-    /// Where the plugin keeps what it knows of volumes.
+    /// Returns where the plugin keeps what it knows of volumes.
     pub(in crate::volumes) fn csi(&self) -> PathBuf {
         self.root.join("plugins/kubernetes.io/csi")
     }
 
-    /// The folder of a staged volume of files, which has its data and its `globalmount`.
+    /// Returns the folder of a staged volume of files, which has its data and its `globalmount`.
     pub(in crate::volumes) fn staged(&self, driver: &str, handle: &str) -> PathBuf {
         self.csi().join(driver).join(csi::sha256(&[handle]))
     }
@@ -32,27 +32,27 @@ impl Folders {
         self.csi().join("volumeDevices")
     }
 
-    /// Where a volume of blocks is staged.
+    /// Returns where a volume of blocks is staged.
     pub(in crate::volumes) fn staged_block(&self, volume: &str) -> PathBuf {
         self.block_devices().join("staging").join(volume)
     }
 
-    /// The folder of what is known of a volume of blocks.
+    /// Returns the folder of what is known of a volume of blocks.
     pub(in crate::volumes) fn block_data(&self, volume: &str) -> PathBuf {
         self.block_devices().join(volume).join("data")
     }
 
-    /// Where a volume of blocks is published for a pod.
+    /// Returns where a volume of blocks is published for a pod.
     pub(in crate::volumes) fn published_block(&self, volume: &str, uid: &Uid) -> PathBuf {
         self.block_devices().join("publish").join(volume).join(&**uid)
     }
 
-    /// The link to a pod's volume of blocks.
+    /// Returns the link to a pod's volume of blocks.
     pub(in crate::volumes) fn device_link(&self, uid: &Uid, kind: &str, volume: &str) -> PathBuf {
         self.pod(uid).join("volumeDevices").join(kind).join(volume)
     }
 
-    /// The folder of a pod's volume of files, which has its data and its `mount`.
+    /// Returns the folder of a pod's volume of files, which has its data and its `mount`.
     pub(in crate::volumes) fn published(&self, uid: &Uid, volume: &str) -> PathBuf {
         self.pod(uid).join("volumes").join(FOLDER).join(volume)
     }
