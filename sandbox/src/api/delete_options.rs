@@ -27,8 +27,9 @@ impl DeleteOptions {
     /// Reads the options from the body of a delete. Errors: 422 for an unknown propagation policy
     /// or dry run value, or two settings that contradict each other.
     pub fn from_json(body: &Value) -> ApiResult<DeleteOptions> {
-        let own = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        let mut propagation = own("/propagationPolicy");
+        let text_at =
+            |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let mut propagation = text_at("/propagationPolicy");
         match body["orphanDependents"].as_bool() {
             Some(_) if propagation.is_some() => {
                 return Err(invalid(failures::invalid_value(
@@ -61,8 +62,8 @@ impl DeleteOptions {
         }
         Ok(DeleteOptions {
             grace: body["gracePeriodSeconds"].as_i64(),
-            uid: own("/preconditions/uid"),
-            version: own("/preconditions/resourceVersion"),
+            uid: text_at("/preconditions/uid"),
+            version: text_at("/preconditions/resourceVersion"),
             propagation,
             dry_run: list(body, "/dryRun").iter().any(|value| value == "All"),
         })

@@ -213,7 +213,7 @@ fn format(pattern: &str, values: &[Value]) -> Result<Value> {
 
 /// Formats one value by the clause of its letter. Errors: the value's type does not fit the clause.
 fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> {
-    let wrong = |clause: &str| {
+    let wrong_type = |clause: &str| {
         Err(format!(
             "error during formatting: {clause} clause can only be used on numbers, was given {}",
             value.type_name()
@@ -244,10 +244,10 @@ fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> 
         ('x', Value::Bytes(bytes)) => hexadecimal(bytes),
         ('X', Value::String(text)) => hexadecimal(text.as_bytes()).to_uppercase(),
         ('X', Value::Bytes(bytes)) => hexadecimal(bytes).to_uppercase(),
-        ('d', _) => return wrong("decimal"),
-        ('f', _) => return wrong("fixed-point"),
-        ('e', _) => return wrong("scientific"),
-        ('b' | 'o' | 'x' | 'X', _) => return wrong("integer"),
+        ('d', _) => return wrong_type("decimal"),
+        ('f', _) => return wrong_type("fixed-point"),
+        ('e', _) => return wrong_type("scientific"),
+        ('b' | 'o' | 'x' | 'X', _) => return wrong_type("integer"),
         _ => {
             return Err(format!(
                 "error during formatting: unrecognized formatting clause {clause:?}"

@@ -41,7 +41,7 @@ const IN_37: [(&str, &str); 5] = [
 
 /// Lists the kinds behind feature gates, with their versions in 1.36.
 pub fn behind_gates() -> Vec<Kind> {
-    let of = |version: &'static str, mut kind: Kind| {
+    let at_version = |version: &'static str, mut kind: Kind| {
         kind.resource.version = version.into();
         kind
     };
@@ -59,20 +59,20 @@ pub fn behind_gates() -> Vec<Kind> {
         .rules(Rules { check: version_faults, ..Rules::named(NameRule::GroupResource) });
     versions.checks_status = true;
     vec![
-        of(
+        at_version(
             "v1beta2",
             kind(DEVICES, "DeviceTaintRule", "devicetaintrules", &[], false)
                 .generation()
                 .status(workloads::no_status)
                 .default(devices::default_taint_rule),
         ),
-        of("v1alpha3", requests.status(other_groups::without_status)),
-        of("v1beta1", migrations.status(workloads::no_status)),
-        of("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
-        of("v1alpha2", groups.generation().status(workloads::no_status)),
-        of("v1alpha1", versions),
-        of("v1beta1", certificates::trust_bundles()),
-        of("v1beta1", certificates::pod_requests()),
+        at_version("v1alpha3", requests.status(other_groups::without_status)),
+        at_version("v1beta1", migrations.status(workloads::no_status)),
+        at_version("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
+        at_version("v1alpha2", groups.generation().status(workloads::no_status)),
+        at_version("v1alpha1", versions),
+        at_version("v1beta1", certificates::trust_bundles()),
+        at_version("v1beta1", certificates::pod_requests()),
     ]
 }
 

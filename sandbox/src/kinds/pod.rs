@@ -202,18 +202,19 @@ pub(super) fn qos_class(pod: &Value) -> &'static str {
     let containers =
         || list(pod, "/spec/containers").iter().chain(list(pod, "/spec/initContainers"));
     let resources = ["cpu", "memory"];
-    let of = |container: &Value, kind: &str, name: &str| {
+    let amount = |container: &Value, kind: &str, name: &str| {
         container.pointer(&format!("/resources/{kind}/{name}")).cloned()
     };
     let any = containers().any(|container| {
         resources.iter().any(|name| {
-            of(container, "limits", name).is_some() || of(container, "requests", name).is_some()
+            amount(container, "limits", name).is_some()
+                || amount(container, "requests", name).is_some()
         })
     });
     let guaranteed = containers().all(|container| {
         resources.iter().all(|name| {
-            let limit = of(container, "limits", name);
-            limit.is_some() && limit == of(container, "requests", name)
+            let limit = amount(container, "limits", name);
+            limit.is_some() && limit == amount(container, "requests", name)
         })
     });
     match (any, guaranteed) {

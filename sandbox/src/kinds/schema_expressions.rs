@@ -204,9 +204,9 @@ fn refused(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
 
 /// Converts a value to CEL, with the types from its schema. Upstream: `UnstructuredToVal`.
 fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
-    let plain = || cel::Value::from(value);
+    let untyped = || cel::Value::from(value);
     if truth(schema, "/x-kubernetes-int-or-string") {
-        return plain();
+        return untyped();
     }
     match (text(schema, "/type"), value) {
         ("object", Value::Object(given)) => {
@@ -234,18 +234,18 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
             cel::Value::Double(number.as_f64().unwrap_or_default())
         }
         ("string", Value::String(given)) => match text(schema, "/format") {
-            "date-time" => given.parse().map_or_else(|_| plain(), cel::Value::Timestamp),
+            "date-time" => given.parse().map_or_else(|_| untyped(), cel::Value::Timestamp),
             "date" => {
                 let midnight: Result<Timestamp, _> = format!("{given}T00:00:00Z").parse();
-                midnight.map_or_else(|_| plain(), cel::Value::Timestamp)
+                midnight.map_or_else(|_| untyped(), cel::Value::Timestamp)
             }
-            "duration" => parse_duration(given).map_or_else(plain, cel::Value::Duration),
+            "duration" => parse_duration(given).map_or_else(untyped, cel::Value::Duration),
             "byte" => STANDARD
                 .decode(given)
-                .map_or_else(|_| plain(), |bytes| cel::Value::Bytes(bytes.into())),
-            _ => plain(),
+                .map_or_else(|_| untyped(), |bytes| cel::Value::Bytes(bytes.into())),
+            _ => untyped(),
         },
-        _ => plain(),
+        _ => untyped(),
     }
 }
 

@@ -141,32 +141,32 @@ impl MemoryGroup {
     /// Reads the memory counters of the group from the kernel's files. A file that cannot be read
     /// counts as zero.
     pub fn counts(&self) -> Counts {
-        let read = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
-        let whole = |file: &str| read(file).trim().parse().unwrap_or(0u64);
-        let stat = read("memory.stat");
+        let read_file = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        let read_number = |file: &str| read_file(file).trim().parse().unwrap_or(0u64);
+        let stat = read_file("memory.stat");
         match self.version {
             Version::One => Counts {
                 // The limit with swap is the same, and is met first.
                 hits: hits_of_version_one(
-                    whole("memory.failcnt") + whole("memory.memsw.failcnt"),
-                    whole("memory.max_usage_in_bytes"),
-                    whole("memory.limit_in_bytes"),
+                    read_number("memory.failcnt") + read_number("memory.memsw.failcnt"),
+                    read_number("memory.max_usage_in_bytes"),
+                    read_number("memory.limit_in_bytes"),
                 ),
                 refaults: field(&stat, "workingset_refault_file"),
-                kills: field(&read("memory.oom_control"), "oom_kill"),
+                kills: field(&read_file("memory.oom_control"), "oom_kill"),
                 anonymous_bytes: field(&stat, "rss"),
                 file_bytes: field(&stat, "cache"),
-                peak_bytes: whole("memory.max_usage_in_bytes"),
+                peak_bytes: read_number("memory.max_usage_in_bytes"),
             },
             Version::Two => {
-                let events = read("memory.events");
+                let events = read_file("memory.events");
                 Counts {
                     hits: Some(field(&events, "max")),
                     refaults: field(&stat, "workingset_refault_file"),
                     kills: field(&events, "oom_kill"),
                     anonymous_bytes: field(&stat, "anon"),
                     file_bytes: field(&stat, "file"),
-                    peak_bytes: whole("memory.peak"),
+                    peak_bytes: read_number("memory.peak"),
                 }
             }
         }

@@ -139,17 +139,17 @@ impl Density {
             plane.manager.settled(&STARTED, clock, stop).await?;
         }
         eprintln!("at rest for {:?} ...", self.idle);
-        let read = |plane: &ControlPlane| -> Result<(f64, u64)> {
+        let read_plane = |plane: &ControlPlane| -> Result<(f64, u64)> {
             let process = &plane.manager.process;
             Ok((process.read()?.cpu_seconds, process.wakeups()?))
         };
         let begun = clock.monotonic();
-        let before: Vec<(f64, u64)> = planes.iter().map(read).collect::<Result<_>>()?;
+        let before: Vec<(f64, u64)> = planes.iter().map(read_plane).collect::<Result<_>>()?;
         if stop.unless_stopped(clock.sleep(self.idle)).await.is_none() {
             return Err("stopped".into());
         }
         let seconds = (clock.monotonic() - begun).as_secs_f64();
-        let after: Vec<(f64, u64)> = planes.iter().map(read).collect::<Result<_>>()?;
+        let after: Vec<(f64, u64)> = planes.iter().map(read_plane).collect::<Result<_>>()?;
         for plane in &mut *planes {
             plane.manager.alive(stop)?;
         }

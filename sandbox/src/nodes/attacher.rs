@@ -151,12 +151,12 @@ enum Step {
 /// Decides the next step of an attachment. `how` is the annotation that steers the step; `other`
 /// another node that has the volume; `volume_is_deleted` says that the volume is being deleted.
 fn step(attachment: &Attachment, how: &str, other: Option<&str>, volume_is_deleted: bool) -> Step {
-    let failed = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
+    let failure = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
     let protected = attachment.meta.has_finalizer(FINALIZER);
     if attachment.meta.is_being_deleted() {
         return match how {
             _ if !protected => Step::Nothing,
-            "fail" => Step::Keep(failed("detaching")),
+            "fail" => Step::Keep(failure("detaching")),
             "hang" => Step::Nothing,
             _ => Step::Release,
         };
@@ -165,7 +165,7 @@ fn step(attachment: &Attachment, how: &str, other: Option<&str>, volume_is_delet
         _ if attachment.status.attached => Step::Nothing,
         _ if volume_is_deleted => Step::Refuse(marked_for_deletion(attachment)),
         _ if !protected => Step::Protect,
-        ("fail", _) => Step::Refuse(failed("attaching")),
+        ("fail", _) => Step::Refuse(failure("attaching")),
         ("hang", _) => Step::Nothing,
         (_, Some(node)) => Step::Refuse(format!(
             "rpc error: code = FailedPrecondition desc = volume is attached to node {node}"

@@ -392,7 +392,7 @@ impl Containers {
                 wakes.extend(run.probe(of, rules));
             }
         }
-        let over = |run: &Run| match run.state {
+        let is_over = |run: &Run| match run.state {
             State::Ended(end) => {
                 let again = match rules.restart_policy {
                     "Never" => false,
@@ -406,7 +406,7 @@ impl Containers {
         let phase = match initialized {
             None => Phase::Failed,
             Some(false) => Phase::Pending,
-            Some(true) if self.main.iter().all(over) => {
+            Some(true) if self.main.iter().all(is_over) => {
                 let clean = |run: &Run| matches!(run.state, State::Ended(Ended { code: 0, .. }));
                 if self.main.iter().all(clean) { Phase::Succeeded } else { Phase::Failed }
             }

@@ -19,7 +19,7 @@ const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
 /// Lists the subresources of a kind with their kinds and verbs, sorted by name.
 fn subresources(kind: &Kind) -> Vec<Sub> {
-    let own = || ("", "", kind.resource.kind.to_string());
+    let same_kind = || ("", "", kind.resource.kind.to_string());
     let mut subs: Vec<Sub> = kind
         .subresources
         .iter()
@@ -33,8 +33,8 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
                 Subresource::Token => {
                     (("authentication.k8s.io", "v1", "TokenRequest".to_owned()), &["create"])
                 }
-                Subresource::Finalize => (own(), &["update"]),
-                Subresource::Log => (own(), &["get"]),
+                Subresource::Finalize => (same_kind(), &["update"]),
+                Subresource::Log => (same_kind(), &["get"]),
                 Subresource::Connect(what) => {
                     let of = match *what {
                         "attach" => "Attach",
@@ -51,7 +51,7 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
                 Subresource::Status
                 | Subresource::Approval
                 | Subresource::EphemeralContainers
-                | Subresource::Resize => (own(), READ_WRITE),
+                | Subresource::Resize => (same_kind(), READ_WRITE),
             };
             Sub { name: sub.name(), kind, verbs }
         })
@@ -309,7 +309,7 @@ pub fn group_of<'a>(services: impl Iterator<Item = &'a Value>, path: &str) -> Op
 /// Builds the entry of a kind in the aggregated form, with its subresources.
 fn aggregated_resource(kind: &Kind) -> Value {
     let resource = &kind.resource;
-    let own = |group: &str, version: &str, name: &str| {
+    let response_kind = |group: &str, version: &str, name: &str| {
         // Custom kinds name theirs in full, built-in ones leave group and version out.
         let (group, version) = match (kind.is_custom(), group) {
             (true, "") => (resource.group.as_ref(), resource.version.as_ref()),
@@ -318,7 +318,7 @@ fn aggregated_resource(kind: &Kind) -> Value {
         json!({ "group": group, "version": version, "kind": name })
     };
     let mut entry = json!({
-        "resource": resource.plural, "responseKind": own("", "", &resource.kind),
+        "resource": resource.plural, "responseKind": response_kind("", "", &resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": kind.singular, "verbs": kind.verbs(),
     });
@@ -332,7 +332,7 @@ fn aggregated_resource(kind: &Kind) -> Value {
         .map(|sub| {
             let (group, version, name) = sub.kind;
             json!({
-                "subresource": sub.name, "responseKind": own(group, version, &name),
+                "subresource": sub.name, "responseKind": response_kind(group, version, &name),
                 "verbs": sub.verbs,
             })
         })

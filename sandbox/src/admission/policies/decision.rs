@@ -50,13 +50,13 @@ pub fn decide(
 /// policy ignores failures.
 fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
     let fails = text(spec, "/failurePolicy") != "Ignore";
-    let failed = |message: String| -> Vec<Refusal> {
+    let refuse_failure = |message: String| -> Vec<Refusal> {
         if fails { vec![Refusal::invalid(message)] } else { Vec::new() }
     };
     match conditions_hold(spec, variables) {
         Ok(true) => {}
         Ok(false) => return Vec::new(),
-        Err(error) => return failed(error),
+        Err(error) => return refuse_failure(error),
     }
     let mut refusals = Vec::new();
     for validation in list(spec, "/validations") {
@@ -66,7 +66,7 @@ fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
                 reason: reason(text(validation, "/reason")),
                 message: message(validation, variables),
             }),
-            Err(error) => refusals.extend(failed(error)),
+            Err(error) => refusals.extend(refuse_failure(error)),
         }
     }
     refusals

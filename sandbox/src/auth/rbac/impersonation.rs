@@ -176,7 +176,7 @@ impl Authorizer<'_> {
             };
             self.check(user, &on)?;
         }
-        let what = |group: &str, resource: &str, namespace: &str, name: &str| Access {
+        let access_to = |group: &str, resource: &str, namespace: &str, name: &str| Access {
             verb: verb.clone(),
             group: group.to_owned(),
             resource: resource.to_owned(),
@@ -189,35 +189,35 @@ impl Authorizer<'_> {
             (Some(name), _) if narrow => {
                 acting.groups = vec!["system:nodes".to_owned()];
                 let name = if mode == Mode::AssociatedNode { "*" } else { name };
-                what(group, "nodes", "", name)
+                access_to(group, "nodes", "", name)
             }
             (_, Some((namespace, name))) => {
                 if wanted.groups.is_empty() {
                     acting.groups = User::service_account(namespace, name, "").groups;
                 }
-                what(group, "serviceaccounts", namespace, name)
+                access_to(group, "serviceaccounts", namespace, name)
             }
-            _ => what(group, "users", "", &wanted.name),
+            _ => access_to(group, "users", "", &wanted.name),
         };
         self.check(user, &of_name)?;
         if !wanted.uid.is_empty() {
-            self.check(user, &what(AUTHENTICATION, "uids", "", &wanted.uid))?;
+            self.check(user, &access_to(AUTHENTICATION, "uids", "", &wanted.uid))?;
         }
 
         for (name, bad) in [("", "empty string"), (MASTERS, MASTERS)] {
             if narrow && wanted.groups.iter().any(|group| group == name) {
                 let why = format!("impersonating the {bad} group is not allowed");
-                return Err(refusal(user, &what(group, "groups", "", name), &why));
+                return Err(refusal(user, &access_to(group, "groups", "", name), &why));
             }
         }
         let all = |access: &Access| narrow && self.authorize(user, access).is_ok();
-        if wanted.groups.len() < MANY || !all(&what(group, "groups", "", "*")) {
+        if wanted.groups.len() < MANY || !all(&access_to(group, "groups", "", "*")) {
             for name in &wanted.groups {
-                self.check(user, &what(group, "groups", "", name))?;
+                self.check(user, &access_to(group, "groups", "", name))?;
             }
         }
         let of_extra = |key: &str, value: &str| {
-            what(AUTHENTICATION, format!("userextras/{key}").trim_end_matches('/'), "", value)
+            access_to(AUTHENTICATION, format!("userextras/{key}").trim_end_matches('/'), "", value)
         };
         if let Some(why) = extra_fault(&wanted.extra).filter(|_| narrow) {
             return Err(refusal(user, &of_extra("", ""), &why));

@@ -159,19 +159,19 @@ impl Index {
             let page = store.list(table, "", None, usize::MAX, None, &|_| true);
             page.iter().flat_map(|page| &page.items).for_each(|object| see(&object.value));
         };
-        let own = |object: &Value, pointer: &str| text(object, pointer).to_owned();
+        let text_at = |object: &Value, pointer: &str| text(object, pointer).to_owned();
         for table in [CLUSTER_ROLES, ROLES] {
             each(table, &mut |role| {
-                let key = (own(role, "/metadata/namespace"), own(role, "/metadata/name"));
+                let key = (text_at(role, "/metadata/namespace"), text_at(role, "/metadata/name"));
                 index.roles.insert(key, Rule::of(role).into());
             });
         }
         for table in [CLUSTER_BINDINGS, BINDINGS] {
             each(table, &mut |binding| {
-                let namespace = own(binding, "/metadata/namespace");
+                let namespace = text_at(binding, "/metadata/namespace");
                 let subject = |subject: &Value| Subject {
-                    kind: own(subject, "/kind"),
-                    name: own(subject, "/name"),
+                    kind: text_at(subject, "/kind"),
+                    name: text_at(subject, "/name"),
                     namespace: match text(subject, "/namespace") {
                         "" => namespace.clone(),
                         own => own.to_owned(),
@@ -184,8 +184,8 @@ impl Index {
                 };
                 scope.add(Binding {
                     namespace: namespace.clone(),
-                    name: own(binding, "/metadata/name"),
-                    role: (own(binding, "/roleRef/kind"), own(binding, "/roleRef/name")),
+                    name: text_at(binding, "/metadata/name"),
+                    role: (text_at(binding, "/roleRef/kind"), text_at(binding, "/roleRef/name")),
                     subjects,
                 });
             });

@@ -72,14 +72,14 @@ impl Rule {
     /// Splits a rule into parts of one verb on one resource or path.
     fn parts(&self) -> Vec<Rule> {
         let mut parts = Vec::new();
-        let one = |text: &String| vec![text.clone()];
+        let single = |text: &String| vec![text.clone()];
         for group in &self.api_groups {
             for resource in &self.resources {
                 for verb in &self.verbs {
                     let part = Rule {
-                        verbs: one(verb),
-                        api_groups: one(group),
-                        resources: one(resource),
+                        verbs: single(verb),
+                        api_groups: single(group),
+                        resources: single(resource),
                         ..Rule::default()
                     };
                     match self.resource_names.as_slice() {
@@ -87,14 +87,15 @@ impl Rule {
                         names => parts.extend(
                             names
                                 .iter()
-                                .map(|name| Rule { resource_names: one(name), ..part.clone() }),
+                                .map(|name| Rule { resource_names: single(name), ..part.clone() }),
                         ),
                     }
                 }
             }
         }
         for path in &self.paths {
-            let of_path = |verb| Rule { verbs: one(verb), paths: one(path), ..Rule::default() };
+            let of_path =
+                |verb| Rule { verbs: single(verb), paths: single(path), ..Rule::default() };
             parts.extend(self.verbs.iter().map(of_path));
         }
         parts
