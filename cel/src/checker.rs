@@ -184,9 +184,9 @@ impl<'a> Checker<'a> {
         for arg in args {
             self.check(arg);
         }
-        let named = |name: &str| library::overloads(name.strip_prefix('.').unwrap_or(name));
+        let overloads_of = |name: &str| library::overloads(name.strip_prefix('.').unwrap_or(name));
         let Some(target) = target else {
-            return match named(function) {
+            return match overloads_of(function) {
                 [] => self.undeclared(expr.id, function),
                 overloads => self.resolve(expr, function, overloads, None, args),
             };
@@ -194,13 +194,13 @@ impl<'a> Checker<'a> {
         // `a.b.c()` is the function of that name if there is one, else `c` called on `a.b`.
         if let Some(prefix) = target.qualified_name() {
             let name = format!("{prefix}.{function}");
-            let overloads = named(&name);
+            let overloads = overloads_of(&name);
             if !overloads.is_empty() {
                 return self.resolve(expr, &name, overloads, None, args);
             }
         }
         self.check(target);
-        match named(function) {
+        match overloads_of(function) {
             [] => self.undeclared(expr.id, function),
             overloads => self.resolve(expr, function, overloads, Some(target), args),
         }

@@ -242,8 +242,7 @@ impl Sandbox {
         self.address
     }
 
-    /// Serves the API on a further port, whose requests pass through what `wrap` makes of the
-    /// server's handler.
+    /// Serves the API on one more port. `wrap` makes that port's handler from the server's.
     pub async fn listen(
         &self,
         wrap: impl FnOnce(Handler) -> Handler,

@@ -58,7 +58,8 @@ impl Api {
         Ok(())
     }
 
-    /// Cleans up after the removal of an object.
+    /// Cleans up after the removal of an object: the kinds and objects of a definition, companions,
+    /// and the tokens of an account.
     pub fn after_removal(&self, kind: &Kind, object: &Value) {
         if is_definition(kind) {
             self.registry.define(text(object, "/metadata/name"), Vec::new());

@@ -46,7 +46,8 @@ pub enum Step {
     Mark(Value),
 }
 
-/// Decides what `options` do to `object`.
+/// Decides how a delete changes an object: it is removed, is marked for deletion with its grace
+/// period and finalizers, or stays as it is.
 pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     if kind.resource.plural == "namespaces" && kind.resource.group.is_empty() {
         return namespace_step(kind, object, options, now);
@@ -92,6 +93,7 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
         Some(0) if !pending => Step::Remove,
         Some(_) => Step::Mark(marked),
         None => {
+            // Without a grace period, only finalizers keep the object.
             if !is_deleting(&marked) {
                 mark(&mut marked, now, 0);
             }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::json::{drop_nulls, fill, list, list_mut, members, object, set, text};
 use super::quantity::canonicalize;
 
-/// Fills a pod spec, of a pod or in a template.
+/// Fills in the defaults of a pod spec, of a pod or in a template.
 pub fn default_spec(spec: &mut Value) {
     if !spec.is_object() {
         *spec = json!({});
@@ -107,10 +107,10 @@ fn limits_to_requests(container: &mut Value) {
     }
 }
 
-/// Fills the defaults of a volume; one that has only a name becomes an `emptyDir`.
+/// Fills in the defaults of a volume; one that has only a name becomes an `emptyDir`.
 fn default_volume(volume: &mut Value) {
-    const SOURCES: usize = 1;
-    if volume.as_object().is_some_and(|volume| volume.len() == SOURCES) {
+    let has_only_a_name = volume.as_object().is_some_and(|volume| volume.len() == 1);
+    if has_only_a_name {
         fill(volume, "emptyDir", json!({}));
     }
     for source in ["secret", "configMap", "downwardAPI", "projected"] {

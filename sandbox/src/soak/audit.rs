@@ -62,7 +62,8 @@ impl Audit {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Records the writes of the manager of a seat, of which `run` counts the processes.
+    /// Wraps a server's handler so that it records the writes of the manager in this seat. `run`
+    /// counts the processes that the seat has had.
     pub fn wrap(
         self: &Arc<Self>,
         seat: usize,
