@@ -206,8 +206,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Returns the common result of all overloads that fit, or `dyn` where they differ: a dynamic
-    /// argument may fit several.
+    /// Chooses the overloads that fit a call. Returns their common result, or `dyn` where their
+    /// results differ: a dynamic argument may fit several.
     fn resolve(
         &mut self,
         expr: &Expr,
@@ -306,7 +306,7 @@ impl<'a> Checker<'a> {
         Type::map(key, value)
     }
 
-    /// Returns the more general of both types, or `dyn` where neither is.
+    /// Joins two types to the more general one, or to `dyn` where neither is.
     fn join(&mut self, before: Option<Type>, found: Type) -> Type {
         match before {
             None => found,

@@ -261,7 +261,7 @@ impl Substitutions {
         }
     }
 
-    /// Returns whether each of `types` fits its place. If all do, binds parameters accordingly.
+    /// Tests whether each of `types` fits its place. If all do, binds parameters accordingly.
     pub fn assign_all(&mut self, types: &[Type], places: &[Type]) -> bool {
         self.journal.clear();
         if self.fits_all(types, places) {
@@ -282,7 +282,7 @@ impl Substitutions {
             && types.iter().zip(places).all(|(this, place)| self.fits(this, place))
     }
 
-    /// Returns whether a value of the type `this` may stand where `place` is expected, and binds
+    /// Tests whether a value of the type `this` may stand where `place` is expected, and binds
     /// parameters on the way.
     fn fits(&mut self, this: &Type, place: &Type) -> bool {
         if !self.step() {
@@ -310,7 +310,7 @@ impl Substitutions {
         }
     }
 
-    /// Returns whether `param` may stand for `this`, and whether it was bound before.
+    /// Tests whether `param` may stand for `this`, and whether it was bound before.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);

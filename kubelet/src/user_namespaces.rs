@@ -207,7 +207,8 @@ impl UserNamespaces {
         Ok(all)
     }
 
-    /// Returns the ids of a pod, whose folder exists: those that it has, or a free range.
+    /// Gives a pod, whose folder exists, a free range of ids, unless it has one, and returns its
+    /// ids.
     ///
     /// # Errors
     /// All are used, or the pod's file cannot be read or written.

@@ -264,7 +264,8 @@ fn limit_reservation(cgroups: &Cgroups, cgroup: &str, limits: Limits) -> Result<
     cgroups.limit_existing(cgroup, limits).map_err(|error| error.to_string())
 }
 
-/// Returns whether the limit is set.
+/// Limits the cgroup of all pods to what the node has for pods, and records an event about the
+/// outcome. Returns whether the limit is set.
 fn limit_pods(cgroups: &Cgroups, limits: Limits, node: &str) -> bool {
     match cgroups.limit_pods(limits) {
         Ok(()) => {

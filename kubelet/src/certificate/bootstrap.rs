@@ -194,8 +194,8 @@ impl Places {
         self.write_kubeconfig(&config, &store.current_path())
     }
 
-    /// Returns the key of an earlier run whose certificate was not issued, or a new one. Upstream:
-    /// `LoadOrGenerateKeyFile`, which fails when a crash has left a part of the file.
+    /// Loads the key of an earlier run whose certificate was not issued, or makes a new one.
+    /// Upstream: `LoadOrGenerateKeyFile`, which fails when a crash has left a part of the file.
     fn unsigned_key(&self, file: &Path) -> Result<PrivateKey, Error> {
         match fs::read(file) {
             Ok(text) => match PrivateKey::from_pem(&text, &file.display().to_string()) {

@@ -205,8 +205,8 @@ impl Files {
         Ok(Files { certificate, key, loaded: Mutex::new(Loaded { stamps, pair }) })
     }
 
-    /// Returns the certificate of the files, which is read again when they change. While the files
-    /// cannot be used, it is the former certificate.
+    /// Reads the certificate of the files again if they have changed, and returns it. While the
+    /// files cannot be used, it is the former certificate.
     fn current(&self) -> Arc<CertifiedKey> {
         let mut loaded = self.loaded.lock();
         let stamps = [stamp(&self.certificate), stamp(&self.key)];
@@ -226,8 +226,8 @@ impl Files {
     }
 }
 
-/// Returns `kubelet.crt` and `kubelet.key`, which are made if they do not exist. A crash may leave
-/// a key without its certificate, which is then made for it.
+/// Makes `kubelet.crt` and `kubelet.key` if they do not exist, and returns their paths. A crash may
+/// leave a key without its certificate, which is then made for it.
 fn self_signed_files(
     folder: &Path,
     host: &str,

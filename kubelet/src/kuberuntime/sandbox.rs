@@ -53,8 +53,8 @@ impl Manager {
         Ok(config)
     }
 
-    /// Returns the user namespace of a pod; `None`: its definition says nothing of the host's
-    /// users. Upstream: `GetOrCreateUserNamespaceMappings`.
+    /// Determines the user namespace of a pod: the host's, or one with ids of its own; `None`: its
+    /// definition does not say. Upstream: `GetOrCreateUserNamespaceMappings`.
     ///
     /// # Errors
     /// The runtime has no user namespaces, or no ids are free.

@@ -218,8 +218,8 @@ pub fn has_changed(before: &core::NodeStatus, after: &core::NodeStatus) -> bool 
     normal(before) != normal(after)
 }
 
-/// Returns the status without times of heartbeats and without empty lists; conditions are sorted by
-/// type.
+/// Returns the status in a form in which it can be compared: without times of heartbeats and empty
+/// lists, and with conditions sorted by type.
 fn normal(status: &core::NodeStatus) -> core::NodeStatus {
     let mut status = status.clone();
     for condition in status.conditions.iter_mut().flatten() {

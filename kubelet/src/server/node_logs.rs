@@ -19,8 +19,8 @@ pub const FOLDER: &str = "/var/log";
 /// Bytes that are read at a time.
 const BLOCK: u64 = 64 << 10;
 
-/// Answers with a file, or with the names in a folder. A link counts if it leads to a file below
-/// `folder`.
+/// Answers a request for the node's logs with a file, or with the names in a folder. A link counts
+/// if it leads to a file below `folder`.
 pub async fn answer(request: &Request, folder: &Path) -> Response {
     if request.method != Method::GET {
         return Response::text(405, "405: Method Not Allowed");

@@ -422,7 +422,8 @@ impl Containers {
         (phase, wakes.into_iter().min())
     }
 
-    /// Returns whether the init containers are done; `None`: one has failed for good.
+    /// Advances the init containers by one step, in their order. Returns whether they are done;
+    /// `None`: one has failed for good.
     fn advance_init(&mut self, rules: &Rules<'_>, wakes: &mut Vec<Timestamp>) -> Option<bool> {
         let mut done = true;
         for (run, of) in self.init.iter_mut().zip(rules.init_containers) {
