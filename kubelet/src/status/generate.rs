@@ -336,8 +336,7 @@ fn user(user: &User) -> core::ContainerUser {
     }
 }
 
-/// Lists the mounts of a container; those within a mount are read-only only where that is asked
-/// for.
+/// The mounts of a container; those within a mount are read-only only where that is asked for.
 fn volume_mounts(container: &Container) -> Option<Vec<core::VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
     let shown = mounts.iter().map(|mount| {

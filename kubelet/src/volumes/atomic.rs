@@ -193,7 +193,7 @@ fn give_to_group(path: &Path, group: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the visible names.
+/// Makes the links by which the visible names lead to the current files.
 fn link(
     folder: &Path,
     visible: &BTreeMap<PathBuf, Option<u32>>,

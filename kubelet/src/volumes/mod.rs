@@ -152,8 +152,8 @@ pub fn variable_file(
     Ok((folder.join(below), text))
 }
 
-/// Builds the mounts of a container. Parts of volumes are mounted below the pod's folder for them.
-/// Blocks. `mounted`: the pod's volumes; `images`: those of its image volumes, by volume.
+/// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
+/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume.
 ///
 /// # Errors
 /// One that names the mount.
@@ -227,8 +227,7 @@ pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::De
     container.volume_devices.iter().flatten().map(device).collect()
 }
 
-/// Returns whether what is mounted in the volume is read-only too. Upstream:
-/// `resolveRecursiveReadOnly`.
+/// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
 fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
     let fault = |fault: &str| Error::RecursiveReadOnly(fault.to_owned());
     match mount.recursive_read_only.as_deref() {

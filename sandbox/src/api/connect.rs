@@ -58,7 +58,8 @@ impl Api {
         (is_scoped && is_connected).then_some(at)
     }
 
-    /// Passes a request on. `access` has been allowed.
+    /// Passes a request on to the kubelet, pod or service that its subresource is about, or to the
+    /// server of an APIService. `access` has been allowed.
     pub async fn connect(
         &self,
         behind: Behind,

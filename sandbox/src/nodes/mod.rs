@@ -151,7 +151,7 @@ pub struct StandIns {
 }
 
 impl StandIns {
-    /// Starts both with an administrator's `client`.
+    /// Starts the stand-ins with an administrator's `client`.
     pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
         let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
         let steering = Steering::default();
