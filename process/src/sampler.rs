@@ -63,7 +63,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts recording.
+    /// Starts a timer whose signals record the stack of the running thread.
     ///
     /// # Errors
     /// When another sampler records.

@@ -31,7 +31,8 @@ pub struct DebugProxy {
 }
 
 impl DebugProxy {
-    /// Listens for browsers. `files`: the administrator's.
+    /// Starts a server that passes a browser's requests for debug pages on to the manager, as the
+    /// administrator of `files`.
     pub async fn start(files: &ClientFiles, clock: &SharedClock) -> Result<DebugProxy, Error> {
         let port = free_port()?;
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));

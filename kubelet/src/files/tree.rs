@@ -121,7 +121,8 @@ struct Level {
 }
 
 impl Level {
-    /// Enters all entries of a folder.
+    /// Calls `enter` for all entries of a folder, and keeps the names of those that it is to walk
+    /// through.
     fn new(
         folder: &OwnedFd,
         name: CString,

@@ -255,7 +255,7 @@ impl Files {
         Files { config_json: config_json.collect(), dockercfg: dockercfg.collect() }
     }
 
-    /// Reads the first valid file. Blocks.
+    /// Reads the credentials of the first file that is valid. Blocks.
     pub fn read(&self) -> Keyring {
         let first = |files: &[PathBuf], add: fn(&mut Keyring, &[u8]) -> Result<(), Malformed>| {
             files.iter().find_map(|file| {

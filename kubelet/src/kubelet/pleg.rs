@@ -21,7 +21,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the state of the runtime.
+    /// Lists the runtime's sandboxes and containers, with their states by pod.
     ///
     /// # Errors
     /// When a call fails.

@@ -127,7 +127,8 @@ impl Kubelet {
         *pending = pods.into_iter().map(|(pod, ..)| pod.uid()).collect();
     }
 
-    /// Tries the changes that wait. Upstream: `RetryPendingResizes`.
+    /// Tries once more to allocate the resizes that wait, and syncs the pods whose conditions have
+    /// changed. Upstream: `RetryPendingResizes`.
     pub(super) async fn retry_resizes(&self) {
         if !self.resizes.has_pending() || !self.store.has_seen_all() {
             return;

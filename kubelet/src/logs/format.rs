@@ -225,7 +225,7 @@ impl Decoder {
         }
     }
 
-    /// Begins the text of a line.
+    /// Begins the text of a line: decides whether it is shown, and writes its time if wanted.
     fn begin(&mut self, head: &Head<'_>, out: &mut Vec<u8>) {
         self.has_format = true;
         let is_shown = self.since.is_none_or(|since| head.stamp >= since)

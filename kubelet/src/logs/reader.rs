@@ -270,7 +270,8 @@ enum Fault {
 }
 
 impl Reading {
-    /// Reads until something is shown. Blocks.
+    /// Reads blocks of the log until one has something to show, the file ends, or [`BLOCKS`] are
+    /// read. Blocks.
     fn read(&mut self) -> Result<Part, Fault> {
         let mut shown = Vec::new();
         for _ in 0..BLOCKS {

@@ -111,7 +111,7 @@ impl Inner {
         }
     }
 
-    /// Follows one object until stopped.
+    /// Watches one object, and reports what is found, until stopped.
     async fn watch<T: HasContents>(self: Arc<Self>, watch: NewWatch, resource: ResourceType) {
         let NewWatch { key, id, stop } = watch;
         let scope = Scope {

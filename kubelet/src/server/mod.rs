@@ -127,7 +127,8 @@ impl SecurePort<'_> {
     }
 }
 
-/// Counts the requests of a port. Upstream: `Server.ServeHTTP`.
+/// Wraps a port's handler so that its requests are counted, and their times measured. Upstream:
+/// `Server.ServeHTTP`.
 fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler {
     let clock = clock.clone();
     Arc::new(move |mut request: Request| {

@@ -117,7 +117,7 @@ impl State {
 }
 
 impl Manager {
-    /// Writes what `changes` names, until stopped.
+    /// Writes the statuses and mirror pods that `changes` names to the API server, until stopped.
     pub async fn run(self, changes: Receiver<Change>, stop: StopToken) {
         let mut state = State::default();
         loop {

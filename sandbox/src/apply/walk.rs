@@ -127,7 +127,8 @@ pub fn compare(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>) -> Co
     found
 }
 
-/// Merges `config` into `live`.
+/// Merges the configuration of an apply into the live object: members and items that only `live`
+/// has stay.
 pub fn merge(shape: Shape<'_>, live: &Value, config: &Value) -> Value {
     match (live, config) {
         (Value::Object(old), Value::Object(new)) if !shape.is_atomic() => {

@@ -520,7 +520,7 @@ fn readiness(
     (all, all && gates.all(|name| pod.status.has(name)))
 }
 
-/// Builds the whole status of `pod`.
+/// Builds the whole status of `pod`, as its kubelet reports it.
 fn report(
     pod: &BoundPod,
     rules: &Rules<'_>,

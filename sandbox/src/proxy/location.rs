@@ -421,7 +421,7 @@ fn stream_options(what: &str, query: &Query) -> Vec<(&'static str, String)> {
     options
 }
 
-/// Encodes a query. Upstream: `url.Values.Encode`.
+/// Encodes parameters as the query of a URL. Upstream: `url.Values.Encode`.
 fn encode(pairs: &[(&str, String)]) -> String {
     let mut text = String::new();
     for (key, value) in pairs {

@@ -170,7 +170,7 @@ struct Batch {
     is_over: bool,
 }
 
-/// Reads one line of a watch.
+/// Parses one line of a watch into the changes that it reports.
 fn parse(line: &[u8]) -> serde_json::Result<Batch> {
     let answer: Value = serde_json::from_slice(line)?;
     let is_over = answer["error"].is_object() || answer["result"]["canceled"] == true;

@@ -51,7 +51,7 @@ pub struct Checked {
 }
 
 impl Observer {
-    /// Begins with the first version.
+    /// Creates the observer of a server's changes, from the first version on.
     pub fn new(server: &Server, audit: &Arc<Audit>, clock: &SharedClock) -> Observer {
         let history = match server {
             Server::Embedded(cluster) => History::Store(cluster.sandbox.api().clone()),

@@ -52,7 +52,7 @@ pub fn openapi_v2_protobuf() -> Vec<u8> {
     [field(1, b"2.0"), field(2, &info), field(8, b""), field(9, b"")].concat()
 }
 
-/// Lists the paths that are served.
+/// Builds the answer to `/`: the paths that are served.
 fn root(kinds: &[Arc<Kind>]) -> Value {
     let mut paths: Vec<String> = [
         "/api",
