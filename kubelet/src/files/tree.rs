@@ -121,8 +121,7 @@ struct Level {
 }
 
 impl Level {
-    /// Calls `enter` for all entries of a folder, and keeps the names of those that it is to walk
-    /// through.
+    /// Calls `enter` for all entries of a folder, and keeps the names of those to walk through.
     fn new(
         folder: &OwnedFd,
         name: CString,
