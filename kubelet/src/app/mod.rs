@@ -431,7 +431,7 @@ fn send_events(
     broadcaster
 }
 
-/// Starts what keeps the Node and its lease in the API server.
+/// Starts the tasks that keep the Node and its lease up to date in the API server.
 fn keep_node(
     client: &Client,
     node_sync: NodeSync,

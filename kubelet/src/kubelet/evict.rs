@@ -44,7 +44,8 @@ impl ShutdownState {
 }
 
 impl Kubelet {
-    /// Ends a pod: it fails with `reason` and `message`.
+    /// Evicts a pod: marks it as failed with `reason` and `message`, and ends its containers within
+    /// `grace` seconds.
     pub fn evict(
         &self,
         pod: &Arc<Pod>,
@@ -69,6 +70,7 @@ impl Kubelet {
             }
             let succeeded = status.phase.as_deref() == Some("Succeeded");
             let ended = failed(status, reason, message);
+            // A pod that has succeeded keeps its phase when the node shuts down.
             match succeeded && cause == EvictionCause::NodeShutdown {
                 true => core::PodStatus { phase: Some("Succeeded".to_owned()), ..ended },
                 false => ended,

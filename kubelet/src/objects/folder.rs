@@ -136,9 +136,9 @@ pub fn first(folder: &Path) -> Result<LocalObjects, Error> {
     Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
 }
 
-/// Reads the objects of a folder, and a line for each fault. Of files with one object the first by
-/// name counts. A file with a fault keeps its `last` object, as a folder that cannot be read keeps
-/// all: only what is not there is gone.
+/// Reads the objects of a folder; returns a line for each fault, too. Of files with one object the
+/// first by name counts. A file with a fault keeps its `last` object, as a folder that cannot be
+/// read keeps all: only what is not there is gone.
 fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     let entries = || {
         let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));

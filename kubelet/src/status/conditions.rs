@@ -177,8 +177,8 @@ fn gates_ready(pod: &Pod, others: &[core::PodCondition]) -> Verdict {
     }
 }
 
-/// Returns whether the condition `Ready` that the API server has is not the one that its readiness
-/// gates make of it: another writer has set one of them. Upstream: `NeedToReconcilePodReadiness`.
+/// Returns whether the condition `Ready` in the API server is out of date, because another writer
+/// has set the condition of a readiness gate. Upstream: `NeedToReconcilePodReadiness`.
 pub fn has_stale_gates(pod: &Pod) -> bool {
     let has_gates = pod.spec().readiness_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     let Some(status) = pod.status.as_ref().filter(|_| has_gates) else { return false };

@@ -189,10 +189,13 @@ pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) 
     ) -> bool {
         let Some(gone) = gone.below.get(name) else { return false };
         match kept.below.get(name) {
+            // No part of it is kept: a field of the type goes as a whole, a map's key only if it
+            // was owned itself.
             None => gone.member || named,
             Some(kept) => {
                 let filled = !is_empty_object(part);
                 prune(of, part, gone, kept);
+                // It goes too if it has lost all that it had.
                 named && filled && !kept.member && is_empty_object(part)
             }
         }
