@@ -39,7 +39,8 @@ pub fn global_call(
     }
 }
 
-/// Makes `target.function(args)`, whose bracket is at `at`.
+/// Builds the call `target.function(args)`, whose bracket is at `at`, or what it expands to if it
+/// is a macro.
 pub fn member_call(
     nodes: &mut Nodes,
     at: u32,

@@ -33,7 +33,8 @@ impl Validator<'_> {
         self.report(at, format!("expected type '{expected}' but found '{found}'"));
     }
 
-    /// Finds literals of mixed types. The arguments of a format may be of any types.
+    /// Reports literals of lists and maps whose elements have different types. The arguments of a
+    /// format may be of any types.
     fn literals(&mut self, expr: &Expr, exempt: bool) {
         let exempt =
             exempt || matches!(&expr.node, Node::Call { function, .. } if function == "format");

@@ -19,7 +19,7 @@ const OS: (&str, &str) = ("kubernetes.io/os", "linux");
 /// A host port of all of the machine's addresses.
 const ANY_ADDRESS: &str = "0.0.0.0";
 
-/// Checks what no preemption could mend.
+/// Checks that the node's operating system and runtime suit a pod, which no preemption could mend.
 ///
 /// # Errors
 /// The pod is of another operating system, or needs a runtime that handles its groups. While the

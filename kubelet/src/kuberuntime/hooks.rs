@@ -129,8 +129,8 @@ impl Manager {
         })
     }
 
-    /// Sends a GET; each status is a success. What this machine lacks says nothing about the
-    /// container, whose hook waits for it.
+    /// Runs a hook that is an HTTP GET; any status of its answer is a success. What this machine
+    /// lacks says nothing about the container, whose hook waits for it.
     async fn http_hook(
         &self,
         pod: &Pod,

@@ -68,7 +68,8 @@ pub struct LogReader {
 /// Whether the container that writes a log runs.
 pub type IsRunning = Arc<dyn Fn() -> Boxed<Result<bool, cri::Error>> + Send + Sync>;
 
-/// Asks the runtime. One that is away says nothing about its containers: they continue.
+/// Returns a function that asks the runtime whether a container runs. While the runtime is away,
+/// the answer is that it does.
 pub fn is_running(runtime: &RuntimeService, container: &str) -> IsRunning {
     let (runtime, container) = (runtime.clone(), container.to_owned());
     Arc::new(move || {
