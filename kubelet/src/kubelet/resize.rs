@@ -193,7 +193,8 @@ impl Kubelet {
         }
     }
 
-    /// Follows the change of a pod's resources that was allocated.
+    /// Brings the condition of a pod's allocated resize up to date with its containers, and records
+    /// an event when the resize is complete.
     pub(super) fn observe_resize(&self, pod: &Arc<Pod>, runtime: &PodStatus) {
         let uid = pod.uid();
         let actuated = self.manager.actuated.get(&uid);

@@ -61,6 +61,7 @@ impl Stamp {
 
 /// Parses the nanoseconds after the seconds of a time, and returns where they end.
 fn fraction(text: &[u8]) -> Option<(u32, usize)> {
+    // The length of `2006-01-02T15:04:05`.
     const AT: usize = 19;
     if text.get(AT) != Some(&b'.') {
         return Some((0, AT));

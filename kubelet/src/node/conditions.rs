@@ -83,8 +83,8 @@ pub fn set_pressure(
     Some(event)
 }
 
-/// Sets the condition Ready, which follows all others. `faults`: why the node takes no pods. Returns
-/// the reason of an event: the condition has changed, and was there before.
+/// Sets the condition Ready, which follows all others. `faults`: why the node takes no pods.
+/// Returns the reason of an event if the condition has changed and was there before.
 pub fn set_ready(
     conditions: &mut Vec<core::NodeCondition>,
     faults: &[String],

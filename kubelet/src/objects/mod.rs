@@ -260,9 +260,9 @@ impl Objects {
         self.settled(server, now, PodObjects::is_settled).await
     }
 
-    /// Returns tokens of the pod's account for audiences (empty: the API server), with their
-    /// seconds; in their order. Each comes with its audience and the end of its life. They are
-    /// renewed in time, if they are read again. The future may be dropped at any time.
+    /// Returns a token of the pod's account for each wanted audience (empty: the API server) and
+    /// life in seconds, in the same order. Each comes with its audience and the end of its life.
+    /// They are renewed in time, if they are read again. The future may be dropped at any time.
     ///
     /// # Errors
     /// One is not there yet, or could not be fetched.

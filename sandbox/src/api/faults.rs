@@ -210,8 +210,9 @@ impl Faults {
         }
     }
 
-    /// Waits as the fault of a request asks. Returns the answer to a request that is not served.
-    /// `clears`: how many times the plans had been cleared before the fault was taken.
+    /// Carries out what the fault of a request does before the request is served: it waits, or
+    /// returns the answer in place of the server's. `clears`: how many times the plans had been
+    /// cleared before the fault was taken.
     pub(crate) async fn before(
         &self,
         fault: Option<&Fault>,
