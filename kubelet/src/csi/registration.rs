@@ -92,7 +92,8 @@ impl DriverRegistration {
         }
     }
 
-    /// Reads the whole folder.
+    /// Compares the sockets in the folder with the known ones, and handles those that are gone or
+    /// new.
     async fn compare(&self, sockets: &mut BTreeMap<PathBuf, Socket>) {
         let folder = self.folder.clone();
         let found = task::blocking(move || {

@@ -21,8 +21,9 @@ pub struct Observation {
 /// The observations of a moment; signals without one are not judged.
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// Observes the machine. `root` and `images`: folders on the disks of the node and of images.
-/// Whether these are different disks is returned too. Blocks. Upstream: `makeSignalObservations`.
+/// Measures how much memory, disk, inodes and process ids the machine has, and how much of each is
+/// free. `root` and `images`: folders on the disks of the node and of images. Whether these are
+/// different disks is returned too. Blocks. Upstream: `makeSignalObservations`.
 ///
 /// # Errors
 /// A folder does not exist, or cgroups are not mounted.

@@ -279,7 +279,7 @@ pub fn namespace_field(namespace: &Value, path: &str) -> Option<String> {
     (path == "status.phase").then(|| text(namespace, "/status/phase").to_owned())
 }
 
-/// Moves `stringData` into `data`.
+/// Fills in the type of a Secret, and moves `stringData` into `data`.
 pub fn default_secret(secret: &mut Value) {
     use base64::Engine as _;
     drop_nulls(secret);

@@ -237,7 +237,8 @@ impl Run {
         self.end(manager).await
     }
 
-    /// Stops all but the managers. `ended`: how the phases did.
+    /// Stops all but the managers, and returns the report. `ended`: how the phases ended; a manager
+    /// that was killed at its memory limit is a row of the report, not an error.
     async fn stop(mut self, ended: Result<()>) -> Result<Report> {
         if let Some(seen) = self.seen.take() {
             seen.stop().await;

@@ -97,7 +97,7 @@ impl Administrator {
                 let delete = if *at_once { delete.grace_period(0) } else { delete };
                 self.delete(&PODS_KIND, &key(&pod), delete).await
             }
-            Change::Own { owner, owners } => self.own(namespace, *owner, *owners).await,
+            Change::Own { owner, owners } => self.create_owned(namespace, *owner, *owners).await,
             Change::DeleteOwner(owner, propagation) => {
                 let key = key(&workload::owner_name(*owner, FIRST_OWNER));
                 self.delete(&CONFIG_MAPS, &key, with(*propagation)).await
@@ -160,7 +160,7 @@ impl Administrator {
     }
 
     /// Creates owners, and dependents that all of them own.
-    async fn own(&self, namespace: &str, owner: u32, owners: u32) -> client::Result<()> {
+    async fn create_owned(&self, namespace: &str, owner: u32, owners: u32) -> client::Result<()> {
         let maps = self.client.resource(&CONFIG_MAPS);
         let mut references = Vec::new();
         for nth in 0..owners {

@@ -218,6 +218,7 @@ fn wrong_time_zone(job: &Value) -> Option<Cause> {
 fn check_cron_job(job: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(job, NameRule::Subdomain);
     let name = text(job, "/metadata/name");
+    // The names of its Jobs are eleven characters longer, and may have 63.
     if name.len() > 52 {
         let detail = "must be no more than 52 characters";
         faults.push(invalid("metadata.name", &name.into(), detail));
