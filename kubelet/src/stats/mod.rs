@@ -289,7 +289,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Nanoseconds of CPU time a second, since the last question; `None` for the first one.
+    /// Computes the nanoseconds of CPU time that a cgroup takes a second, since its last sample;
+    /// `None` for the first one.
     fn rate(&self, path: &str, nanos: u64, now: Duration) -> Option<u64> {
         let mut samples = self.samples.lock();
         let rate = match samples.get(path) {
