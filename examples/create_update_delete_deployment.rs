@@ -40,6 +40,7 @@ fn main() -> ExitCode {
     task::main(run(kubeconfig))
 }
 
+/// Creates, updates, lists and deletes a Deployment with the typed client.
 async fn run(kubeconfig: Option<PathBuf>) -> Result<()> {
     let config = Config::load(kubeconfig.as_deref(), None)?;
     let client = Client::new(config, SystemClock::shared())?;

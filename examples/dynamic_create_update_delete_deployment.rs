@@ -41,6 +41,7 @@ fn main() -> ExitCode {
     task::main(run(kubeconfig))
 }
 
+/// Creates, updates, lists and deletes a Deployment whose kind is found by discovery.
 async fn run(kubeconfig: Option<PathBuf>) -> Result<(), Box<dyn Error + Send + Sync>> {
     let config = Config::load(kubeconfig.as_deref(), None)?;
     let client = Client::new(config, SystemClock::shared())?;

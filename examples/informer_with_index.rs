@@ -67,8 +67,8 @@ async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-/// The names of a node's pods. The index is read under the same lock as the objects: it never
-/// differs from them.
+/// Returns the names of a node's pods. The index is read under the same lock as the objects: it
+/// never differs from them.
 fn pods_on(pods: &Lister<Pod>, node: &Istr) -> String {
     let pods = pods.by_index(&BY_NODE, &IndexValue::Text(node.clone()));
     let mut names: Vec<&str> = pods.iter().map(|pod| &*pod.meta.name).collect();

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
     task::main(run(argh::from_env()))
 }
 
+/// Waits for the lease, works while it is held, and releases it at the end.
 async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = task::stop_on_signal()?;
     let clock = SystemClock::shared();
@@ -79,7 +80,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// The work of the leader: a controller would run here. It ends when `stop` stops.
+/// Stands for the work of the leader: a controller would run here. It ends when `stop` stops.
 async fn work(stop: StopToken) {
     stop.stopped().await;
 }

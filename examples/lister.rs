@@ -35,6 +35,7 @@ fn main() -> ExitCode {
     task::main(run(kubeconfig))
 }
 
+/// Fills the caches, and reads Deployments and their pods from them.
 async fn run(kubeconfig: Option<PathBuf>) -> Result<(), Box<dyn Error + Send + Sync>> {
     let clock = SystemClock::shared();
     let config = Config::load(kubeconfig.as_deref(), None)?;

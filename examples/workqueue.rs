@@ -48,6 +48,7 @@ fn main() -> ExitCode {
     task::main(run(kubeconfig))
 }
 
+/// Runs an informer and one worker, which takes keys from the queue until the stop.
 async fn run(kubeconfig: Option<PathBuf>) -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = task::stop_on_signal()?;
     let clock = SystemClock::shared();
@@ -118,7 +119,8 @@ async fn work(pods: Lister<Pod>, queue: RateLimitingQueue<ObjectKey>) {
     }
 }
 
-/// The business logic. A pod that does not run yet is a failure, to show the retries.
+/// Contains the business logic. A pod that does not run yet is a failure, to show the retries. A
+/// pod that does not run yet is a failure, to show the retries.
 fn sync(pods: &Lister<Pod>, key: &ObjectKey) -> Result<(), &'static str> {
     let Some(pod) = pods.get(key) else {
         println!("Pod {key} does not exist anymore");

@@ -127,6 +127,7 @@ impl Node {
         }
     }
 
+    /// Calls `visit` with each expression directly below this one.
     pub fn children_mut(&mut self, visit: &mut dyn FnMut(&mut Expr)) {
         match self {
             Node::Literal(_) | Node::Ident(_) => {}
@@ -169,13 +170,13 @@ impl Nodes {
         Expr::new(id, node)
     }
 
-    /// A new id, with the position `offset`.
+    /// Returns a new id, with the position `offset`.
     pub fn id(&mut self, offset: u32) -> Id {
         self.positions.push(offset);
         self.positions.len() as Id - 1
     }
 
-    /// The position of a node, in characters.
+    /// Returns the position of a node, in characters.
     pub fn position(&self, id: Id) -> u32 {
         self.positions[id as usize]
     }
@@ -203,12 +204,12 @@ impl Nodes {
         expr.node.children_mut(&mut |child| self.renumber(child));
     }
 
-    /// The number of nodes.
+    /// Returns the number of nodes.
     pub fn count(&self) -> usize {
         self.positions.len()
     }
 
-    /// The positions, by [`Id`].
+    /// Returns the positions, by [`Id`].
     pub fn into_positions(self) -> Vec<u32> {
         self.positions
     }

@@ -11,7 +11,7 @@ use super::types::{Fields, Substitutions, Type};
 pub struct Types(Vec<Type>);
 
 impl Types {
-    /// The type of an expression; `dyn` for one without a record.
+    /// Returns the type of an expression; `dyn` for one without a record.
     pub fn type_of(&self, expr: &Expr) -> &Type {
         self.0.get(expr.id as usize).unwrap_or(&Type::Dyn)
     }
@@ -94,7 +94,7 @@ impl<'a> Checker<'a> {
         found
     }
 
-    /// The type of a variable in scope, or of a name of the environment.
+    /// Returns the type of a variable in scope, or of a name of the environment.
     fn lookup(&self, name: &str) -> Option<Type> {
         let name = name.strip_prefix('.').unwrap_or(name);
         match self.scopes.iter().rev().find(|(known, _)| *known == name) {
@@ -103,7 +103,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// The type of `operand.field`, which may be a qualified name; with `test_only`, of
+    /// Determines the type of `operand.field`, which may be a qualified name; with `test_only`, of
     /// `has(operand.field)`.
     fn check_select(
         &mut self,
@@ -120,7 +120,7 @@ impl<'a> Checker<'a> {
         if test_only { Type::Bool } else { self.known.resolve(&found) }
     }
 
-    /// The type of a field of `operand`. `optional`: selected by `.?`.
+    /// Determines the type of a field of `operand`. `optional`: selected by `.?`.
     fn select_field(
         &mut self,
         expr: &Expr,
@@ -150,7 +150,7 @@ impl<'a> Checker<'a> {
         if optional || inner.is_some() { Type::optional(found) } else { found }
     }
 
-    /// The type of a field of `of`; an unknown field is an issue.
+    /// Returns the type of a field of `of`; an unknown field is an issue.
     fn field_type(&mut self, id: Id, of: &Type, field: &str) -> Type {
         let Type::Struct(structure) = of else { return Type::Error };
         if let Fields::Unknown = structure.fields {
@@ -166,7 +166,8 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A call of a function or method. Upstream: `checkCall`.
+    /// Checks a call of a function or method, and returns the type of its result. Upstream:
+    /// `checkCall`.
     fn check_call(
         &mut self,
         expr: &Expr,
@@ -183,9 +184,9 @@ impl<'a> Checker<'a> {
         for arg in args {
             self.check(arg);
         }
-        let named = |name: &str| library::overloads(name.strip_prefix('.').unwrap_or(name));
+        let overloads_of = |name: &str| library::overloads(name.strip_prefix('.').unwrap_or(name));
         let Some(target) = target else {
-            return match named(function) {
+            return match overloads_of(function) {
                 [] => self.undeclared(expr.id, function),
                 overloads => self.resolve(expr, function, overloads, None, args),
             };
@@ -193,20 +194,20 @@ impl<'a> Checker<'a> {
         // `a.b.c()` is the function of that name if there is one, else `c` called on `a.b`.
         if let Some(prefix) = target.qualified_name() {
             let name = format!("{prefix}.{function}");
-            let overloads = named(&name);
+            let overloads = overloads_of(&name);
             if !overloads.is_empty() {
                 return self.resolve(expr, &name, overloads, None, args);
             }
         }
         self.check(target);
-        match named(function) {
+        match overloads_of(function) {
             [] => self.undeclared(expr.id, function),
             overloads => self.resolve(expr, function, overloads, Some(target), args),
         }
     }
 
-    /// Returns the common result of all overloads that fit, or `dyn` where they differ: a dynamic
-    /// argument may fit several.
+    /// Chooses the overloads that fit a call. Returns their common result, or `dyn` where their
+    /// results differ: a dynamic argument may fit several.
     fn resolve(
         &mut self,
         expr: &Expr,
@@ -248,7 +249,7 @@ impl<'a> Checker<'a> {
         Type::Error
     }
 
-    /// The arguments of `&&` and `||` are bools.
+    /// Checks that the arguments of `&&` and `||` are bools.
     fn resolve_logic(&mut self, args: &[Expr]) -> Type {
         let mut result = Type::Bool;
         for arg in args {
@@ -261,7 +262,7 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// The type inside an optional element. An element that is not optional is an issue.
+    /// Returns the type inside an optional element. An element that is not optional is an issue.
     fn unwrapped(&mut self, value: &Expr, found: Type) -> Type {
         if let Some(inner) = found.unwrap_optional() {
             return inner.clone();
@@ -272,7 +273,8 @@ impl<'a> Checker<'a> {
         found
     }
 
-    /// The elements have one type in common, or the list is of `dyn`.
+    /// Determines the type of a list literal: its elements have one type in common, or the list is
+    /// of `dyn`.
     fn check_list(&mut self, elements: &'a [Element]) -> Type {
         let mut joined = None;
         for Element { value, optional } in elements {
@@ -285,7 +287,7 @@ impl<'a> Checker<'a> {
         Type::list(joined.unwrap_or_else(|| Type::Param(self.known.fresh())))
     }
 
-    /// A map literal; mixed types of keys or values are joined.
+    /// Determines the type of a map literal; mixed types of keys or values are joined.
     fn check_map(&mut self, entries: &'a [Entry]) -> Type {
         let mut joined: (Option<Type>, Option<Type>) = (None, None);
         for Entry { key, value, optional } in entries {
@@ -304,7 +306,7 @@ impl<'a> Checker<'a> {
         Type::map(key, value)
     }
 
-    /// The more general of both types, or `dyn` where neither is.
+    /// Joins two types to the more general one, or to `dyn` where neither is.
     fn join(&mut self, before: Option<Type>, found: Type) -> Type {
         match before {
             None => found,
@@ -315,7 +317,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// A message literal. Upstream: `checkCreateStruct`.
+    /// Checks a message literal, and returns its type. Upstream: `checkCreateStruct`.
     fn check_struct(&mut self, expr: &Expr, name: &str, fields: &'a [Field]) -> Type {
         let Some(named) = self.lookup(name) else { return self.undeclared(expr.id, name) };
         let result = match named {
@@ -348,7 +350,8 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// Upstream: `checkComprehension`.
+    /// Checks a macro's loop, and returns the type of its result. Each part sees the variables that
+    /// are in scope there. Upstream: `checkComprehension`.
     fn check_comprehension(&mut self, of: &'a Comprehension) -> Type {
         let range = self.check(&of.range);
         let accu = self.check(&of.init);
@@ -387,7 +390,7 @@ impl<'a> Checker<'a> {
         self.known.resolve(&result)
     }
 
-    /// An expression whose type does not fit `wanted` is an issue.
+    /// Reports an issue for an expression whose type does not fit `wanted`.
     fn assert(&mut self, expr: &Expr, wanted: &Type) {
         let found = self.type_of(expr);
         if !self.known.assign(wanted, &found) {

@@ -27,7 +27,7 @@ pub fn display(source: &str, mut issues: Vec<Issue>) -> String {
     texts.join("\n")
 }
 
-/// An issue, with its line of the source and a pointer to the column.
+/// Formats an issue, with its line of the source and a pointer to the column.
 fn display_one(lines: &[&str], issue: &Issue) -> String {
     let Some(offset) = issue.offset else {
         return format!("ERROR: <input>:-1:0: {}", issue.message);

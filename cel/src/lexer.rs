@@ -48,7 +48,7 @@ pub fn tokens(source: &str) -> Result<Vec<Placed>, Issue> {
 }
 
 impl Lexer {
-    /// The character at this distance; a zero byte at the end.
+    /// Returns the character at this distance; a zero byte at the end.
     fn peek(&self, ahead: usize) -> char {
         self.source.get(self.at + ahead).copied().unwrap_or('\0')
     }
@@ -143,7 +143,7 @@ impl Lexer {
         Token::Int(text)
     }
 
-    /// The length of the prefix before the quote, if a string starts here.
+    /// Returns the length of the prefix before the quote, if a string starts here.
     fn string_prefix(&self) -> Option<usize> {
         let bytes = usize::from(matches!(self.peek(0), 'b' | 'B'));
         let raw = usize::from(matches!(self.peek(bytes), 'r' | 'R'));

@@ -31,7 +31,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// The type of a variable; for the name of a type, the type of types.
+    /// Returns the type of a variable; for the name of a type, the type of types.
     fn lookup(&self, name: &str) -> Option<Type> {
         let of_type = || self.types.get(name).cloned().or_else(|| named_type(name));
         self.variables.get(name).cloned().or_else(|| of_type().map(Type::type_of))

@@ -29,7 +29,7 @@ impl Overload {
     }
 }
 
-/// `of` with its parameters replaced by those of these numbers.
+/// Returns `of` with its parameters replaced by those of these numbers.
 fn renamed(of: &Type, names: &[u32]) -> Type {
     match of {
         Type::Param(n) => Type::Param(names[*n as usize]),
@@ -37,7 +37,8 @@ fn renamed(of: &Type, names: &[u32]) -> Type {
     }
 }
 
-/// The overloads of a function, in the order in which they are tried. Empty: no such function.
+/// Returns the overloads of a function, in the order in which they are tried. Empty: no such
+/// function.
 pub fn overloads(function: &str) -> &'static [Overload] {
     static TABLE: LazyLock<HashMap<&'static str, Vec<Overload>>> = LazyLock::new(|| {
         let mut table: HashMap<&'static str, Vec<Overload>> = HashMap::new();
@@ -49,7 +50,7 @@ pub fn overloads(function: &str) -> &'static [Overload] {
     TABLE.get(function).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The type that `name` names, if it names one.
+/// Returns the type that `name` names, if it names one.
 pub fn named_type(name: &str) -> Option<Type> {
     Some(match name {
         "bool" => Type::Bool,
@@ -91,7 +92,7 @@ fn parse_line(line: &'static str) -> Vec<(&'static str, Overload)> {
 const COMPARABLE: [&str; 8] =
     ["int", "uint", "double", "duration", "bool", "timestamp", "string", "bytes"];
 
-/// The position of the bracket that closes the one at the beginning.
+/// Finds the position of the bracket that closes the one at the beginning.
 fn closing_bracket(text: &str) -> Option<usize> {
     let mut depth = 0;
     for (position, character) in text.char_indices() {

@@ -39,7 +39,8 @@ pub fn global_call(
     }
 }
 
-/// Makes `target.function(args)`, whose bracket is at `at`.
+/// Builds the call `target.function(args)`, whose bracket is at `at`, or what it expands to if it
+/// is a macro.
 pub fn member_call(
     nodes: &mut Nodes,
     at: u32,
@@ -73,7 +74,7 @@ struct Make<'a> {
 }
 
 impl Make<'_> {
-    /// `all`, `exists` and `exists_one` as a comprehension.
+    /// Expands `all`, `exists` and `exists_one` to a comprehension.
     fn quantifier(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let ((var, var2), mut bodies) = self.variables_and_body(args, 1)?;
         let body = bodies.remove(0);
@@ -119,7 +120,7 @@ impl Make<'_> {
         }))
     }
 
-    /// `map`: the last argument is the element, one before it a filter.
+    /// Expands `map`: the last argument is the element, one before it a filter.
     fn map(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut rest = args.into_iter().skip(1).rev();
@@ -130,7 +131,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
-    /// `filter` as a comprehension.
+    /// Expands `filter` to a comprehension.
     fn filter(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut args = args.into_iter();
@@ -141,7 +142,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
-    /// `transformList` as a comprehension.
+    /// Expands `transformList` to a comprehension.
     fn transform_list(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let filtered = args.len() - 2;
         let (vars, body) = self.variables_and_body(args, filtered)?;
@@ -153,7 +154,7 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// `transformMap` and `transformMapEntry` as a comprehension.
+    /// Expands `transformMap` and `transformMapEntry` to a comprehension.
     fn transform_map(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let filtered = args.len() - 2;
         let (vars, body) = self.variables_and_body(args, filtered)?;
@@ -170,7 +171,8 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// `optMap` and `optFlatMap`: the body with the value bound to a name, if there is a value.
+    /// Expands `optMap` and `optFlatMap`: the body with the value bound to a name, if there is a
+    /// value.
     fn optional(&mut self, kind: &str, target: Expr, mut args: Vec<Expr>) -> Result<Expr> {
         let Node::Ident(name) = &args[0].node else {
             return self
@@ -210,7 +212,8 @@ impl Make<'_> {
         Ok(self.bind(SORT_INPUT.to_owned(), target, sorted))
     }
 
-    /// `body` with `value` bound to `name`.
+    /// Builds `body` with `value` bound to `name`: a loop over nothing, whose accumulator is the
+    /// name.
     fn bind(&mut self, name: String, value: Expr, body: Expr) -> Expr {
         let range = self.node(Node::List(Vec::new()));
         let condition = self.literal(Literal::Bool(false));
@@ -227,21 +230,21 @@ impl Make<'_> {
         })
     }
 
-    /// A comprehension over all elements whose result is the accumulator.
+    /// Returns a comprehension over all elements whose result is the accumulator.
     fn gather(&mut self, range: Expr, (var, var2): Variables, init: Expr, step: Expr) -> Expr {
         let (condition, result) = (self.literal(Literal::Bool(true)), self.accu());
         let accu = ACCUMULATOR.to_owned();
         self.comprehension(Comprehension { range, var, var2, accu, init, condition, step, result })
     }
 
-    /// The accumulator with one more element.
+    /// Returns the accumulator with one more element.
     fn add_element(&mut self, value: Option<Expr>) -> Expr {
         let elements = value.into_iter().map(|value| Element { value, optional: false }).collect();
         let (accu, list) = (self.accu(), self.node(Node::List(elements)));
         self.call("_+_", vec![accu, list])
     }
 
-    /// `step` if `filter` holds, else the unchanged accumulator.
+    /// Returns `step` if `filter` holds, else the unchanged accumulator.
     fn when(&mut self, filter: Option<Expr>, step: Expr) -> Expr {
         match filter {
             Some(filter) => {
@@ -277,7 +280,7 @@ impl Make<'_> {
         self.node(Node::Ident(ACCUMULATOR.to_owned()))
     }
 
-    /// The name of the only variable of a macro.
+    /// Returns the name of the only variable of a macro.
     fn one_variable(&self, arg: &Expr) -> Result<String> {
         let name = self.variable(arg, NO_IDENTIFIER)?;
         self.not_accumulator(arg, &name)?;
@@ -302,7 +305,7 @@ impl Make<'_> {
         Ok(((var, var2), rest))
     }
 
-    /// The name in `arg`; the error `otherwise` if it is not an identifier.
+    /// Returns the name in `arg`; the error `otherwise` if it is not an identifier.
     fn variable(&self, arg: &Expr, otherwise: &str) -> Result<String> {
         match &arg.node {
             Node::Ident(name) => Ok(name.clone()),

@@ -97,7 +97,7 @@ pub fn parse(source: &str) -> Result<Parsed> {
     }
 }
 
-/// An issue of the whole expression.
+/// Returns an issue of the whole expression.
 fn fail_whole<T>(message: String) -> Result<T> {
     Err(Issue { offset: None, message })
 }
@@ -152,7 +152,7 @@ impl Parser {
         }
     }
 
-    /// The syntax error about the next token.
+    /// Returns the syntax error about the next token.
     fn unexpected<T>(&self) -> Result<T> {
         let found = match self.peek() {
             Token::End => "<EOF>".to_owned(),
@@ -169,7 +169,7 @@ impl Parser {
         Err(Issue { offset: Some(offset), message })
     }
 
-    /// An expression, with the ternary operator.
+    /// Parses an expression, with the ternary operator.
     fn expr(&mut self) -> Result<Expr> {
         self.nesting += 1;
         if self.nesting > MAX_NESTING {
@@ -229,7 +229,7 @@ impl Parser {
         Ok(())
     }
 
-    /// A tree of minimal depth, of terms in their order.
+    /// Builds a tree of minimal depth, of terms in their order.
     fn balanced(
         &mut self,
         terms: &mut std::vec::IntoIter<Expr>,
@@ -244,7 +244,7 @@ impl Parser {
         self.nodes.call(offset, operator.function, vec![left, right])
     }
 
-    /// A member with `!` or `-` before it.
+    /// Parses a member with `!` or `-` before it.
     fn unary(&mut self) -> Result<Expr> {
         let offset = self.offset();
         for (symbol, function) in [("!", "!_"), ("-", "-_")] {
@@ -269,7 +269,7 @@ impl Parser {
         self.member()
     }
 
-    /// A primary with selections, calls and indices after it.
+    /// Parses a primary with selections, calls and indices after it.
     fn member(&mut self) -> Result<Expr> {
         let mut result = self.primary()?;
         loop {
@@ -334,7 +334,7 @@ impl Parser {
         }
     }
 
-    /// An expression in brackets, a list, a map, a name or a literal.
+    /// Parses an expression in brackets, a list, a map, a name or a literal.
     fn primary(&mut self) -> Result<Expr> {
         let offset = self.offset();
         if self.accept("(").is_some() {

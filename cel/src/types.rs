@@ -49,7 +49,7 @@ pub enum Fields {
 
 /// Fields of types that are too large to expand in advance.
 pub trait LazyFields: Send + Sync {
-    /// The type of the field `name` of the type `of`.
+    /// Returns the type of the field `name` of the type `of`.
     fn field(&self, of: &str, name: &str) -> Option<Type>;
 }
 
@@ -66,7 +66,7 @@ impl PartialEq for Struct {
 }
 
 impl Struct {
-    /// `None`: no such field.
+    /// Returns the type of a field. `None`: there is no such field.
     pub fn field(&self, name: &str) -> Option<Type> {
         match &self.fields {
             Fields::Unknown => None,
@@ -105,7 +105,7 @@ impl Type {
         self.is_dyn() || *self == Type::Error
     }
 
-    /// The type inside an optional. `None`: this is not an optional.
+    /// Returns the type inside an optional. `None`: this is not an optional.
     pub fn unwrap_optional(&self) -> Option<&Type> {
         match self {
             Type::Opaque(OPTIONAL, params) => params.first(),
@@ -113,7 +113,7 @@ impl Type {
         }
     }
 
-    /// The name without parameters. Upstream: `TypeName`.
+    /// Returns the name without parameters. Upstream: `TypeName`.
     pub fn name(&self) -> &str {
         match self {
             Type::Bool => "bool",
@@ -136,7 +136,8 @@ impl Type {
         }
     }
 
-    /// Whether the type has more parts, itself included. Looks at no more than `most` of them.
+    /// Returns whether the type has more parts, itself included. Looks at no more than `most` of
+    /// them.
     pub fn has_more_parts_than(&self, most: usize) -> bool {
         /// Counts parts of the type in `budget`; `true`: it does not suffice.
         fn count(of: &Type, budget: &mut usize) -> bool {
@@ -150,7 +151,7 @@ impl Type {
         count(self, &mut { most })
     }
 
-    /// The types inside this one.
+    /// Returns the types inside this one.
     fn params(&self) -> &[Type] {
         match self {
             Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),
@@ -159,7 +160,8 @@ impl Type {
         }
     }
 
-    /// Upstream: `isEqualOrLessSpecific`.
+    /// Returns whether the type is equal to `other`, or has `dyn` or a parameter where `other` has
+    /// a type. Upstream: `isEqualOrLessSpecific`.
     fn less_specific_than(&self, other: &Type) -> bool {
         if self.is_dyn() || matches!(self, Type::Param(_)) {
             return true;
@@ -182,12 +184,12 @@ impl Type {
         }
     }
 
-    /// The more general of two types that fit each other.
+    /// Returns the more general of two types that fit each other.
     pub fn most_general<'a>(&'a self, other: &'a Type) -> &'a Type {
         if self.less_specific_than(other) { self } else { other }
     }
 
-    /// Whether `null` is a value of the type.
+    /// Returns whether `null` is a value of the type.
     fn is_nullable(&self) -> bool {
         matches!(
             self,
@@ -259,7 +261,7 @@ impl Substitutions {
         }
     }
 
-    /// Whether each of `types` fits its place. If all do, binds parameters accordingly.
+    /// Tests whether each of `types` fits its place. If all do, binds parameters accordingly.
     pub fn assign_all(&mut self, types: &[Type], places: &[Type]) -> bool {
         self.journal.clear();
         if self.fits_all(types, places) {
@@ -280,7 +282,8 @@ impl Substitutions {
             && types.iter().zip(places).all(|(this, place)| self.fits(this, place))
     }
 
-    /// Whether a value of the type `this` may stand where `place` is expected.
+    /// Tests whether a value of the type `this` may stand where `place` is expected, and binds
+    /// parameters on the way.
     fn fits(&mut self, this: &Type, place: &Type) -> bool {
         if !self.step() {
             return true;
@@ -307,7 +310,7 @@ impl Substitutions {
         }
     }
 
-    /// Whether `param` may stand for `this`, and whether it was bound before.
+    /// Tests whether `param` may stand for `this`, and whether it was bound before.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);
@@ -332,7 +335,8 @@ impl Substitutions {
         (false, false)
     }
 
-    /// A parameter must not be bound to a type that contains it. Upstream: `notReferencedIn`.
+    /// Returns whether a type does not contain the parameter, which must not be bound to itself.
+    /// Upstream: `notReferencedIn`.
     fn is_free_of(&self, param: u32, within: &Type) -> bool {
         if !self.step() {
             return false;
@@ -348,18 +352,18 @@ impl Substitutions {
         }
     }
 
-    /// `of` with bound parameters replaced.
+    /// Returns `of` with bound parameters replaced.
     pub fn resolve(&self, of: &Type) -> Type {
         self.replace(of, &|param| Type::Param(param), &Cell::new(MAX_PARTS))
     }
 
-    /// `of` with bound parameters replaced and unbound ones as `dyn`.
+    /// Returns `of` with bound parameters replaced and unbound ones as `dyn`.
     pub fn finish(&self, of: &Type) -> Type {
         self.replace(of, &|_| Type::Dyn, &Cell::new(MAX_PARTS))
     }
 
-    /// `of` with its parameters replaced; an unbound one becomes `unknown` of it. `budget`: how
-    /// many parts the result may have.
+    /// Returns `of` with its parameters replaced; an unbound one becomes `unknown` of it. `budget`:
+    /// how many parts the result may have.
     fn replace(&self, of: &Type, unknown: &dyn Fn(u32) -> Type, budget: &Cell<u32>) -> Type {
         let Some(remaining) = budget.get().checked_sub(1).filter(|_| self.step()) else {
             return Type::Dyn;
@@ -376,7 +380,7 @@ impl Substitutions {
 }
 
 impl Type {
-    /// The same type with its parameters changed.
+    /// Returns the same type with its parameters changed.
     pub fn map_params(&self, change: &mut dyn FnMut(&Type) -> Type) -> Type {
         match self {
             Type::List(of) => Type::list(change(of)),

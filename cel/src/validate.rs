@@ -9,7 +9,7 @@ use super::issues::Issue;
 use super::parser::Parsed;
 use super::types::Type;
 
-/// What the checker accepts and Kubernetes refuses.
+/// Returns what the checker accepts and Kubernetes refuses.
 pub fn validate(parsed: &Parsed, types: &Types) -> Vec<Issue> {
     let mut validator = Validator { parsed, types, issues: Vec::new() };
     validator.literals(&parsed.expr, false);
@@ -33,7 +33,8 @@ impl Validator<'_> {
         self.report(at, format!("expected type '{expected}' but found '{found}'"));
     }
 
-    /// Finds literals of mixed types. The arguments of a format may be of any types.
+    /// Reports literals of lists and maps whose elements have different types. The arguments of a
+    /// format may be of any types.
     fn literals(&mut self, expr: &Expr, exempt: bool) {
         let exempt =
             exempt || matches!(&expr.node, Node::Call { function, .. } if function == "format");
@@ -92,7 +93,7 @@ impl Validator<'_> {
         expr.node.children(&mut |child| self.formats(child));
     }
 
-    /// Whether a clause of a format can print `value`. The error has the expression at fault.
+    /// Checks that a clause of a format can print `value`. The error has the expression at fault.
     fn clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
         let of = self.types.type_of(value);
         let (fits, wanted) = match clause {
@@ -139,7 +140,7 @@ impl Validator<'_> {
         Err((value, format!("{wanted}, was given {}", of.name())))
     }
 
-    /// The first part of `value` that a string clause cannot print.
+    /// Finds the first part of `value` that a string clause cannot print.
     fn unprintable<'e>(&self, value: &'e Expr) -> Option<&'e Expr> {
         if matches!(
             self.types.type_of(value),
@@ -158,7 +159,7 @@ impl Validator<'_> {
     }
 }
 
-/// The type that an element adds to its list: for an optional element, the type inside.
+/// Returns the type that an element adds to its list: for an optional element, the type inside.
 fn element_type(of: &Type, optional: bool) -> Type {
     match of.unwrap_optional() {
         Some(inner) if optional => inner.clone(),
@@ -166,7 +167,7 @@ fn element_type(of: &Type, optional: bool) -> Type {
     }
 }
 
-/// The letters of a format's clauses. The API server has refused malformed formats.
+/// Returns the letters of a format's clauses. The API server has refused malformed formats.
 fn clauses(format: &str) -> Vec<char> {
     let mut found = Vec::new();
     let mut characters = format.chars().peekable();

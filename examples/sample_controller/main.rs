@@ -108,6 +108,7 @@ fn main() -> ExitCode {
     task::main(run(argh::from_env()))
 }
 
+/// Serves health and metrics, waits for the lease, and runs the controller while it is held.
 async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = task::stop_on_signal()?;
     let clock = SystemClock::shared();
@@ -153,7 +154,7 @@ async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     Ok(())
 }
 
-/// A change of a Foo, or of a Deployment that a Foo controls, queues the Foo's key.
+/// Queues a Foo's key at each change of the Foo, or of a Deployment that it controls.
 fn wire(c: &mut Controller) {
     let foos = c.lister::<Foo>();
     let deployments = c.lister::<Deployment>();
@@ -243,7 +244,8 @@ enum Step<'a> {
     Refuse,
 }
 
-/// All rules. It sends nothing and waits for nothing, so a test is a table of its arguments.
+/// Decides the next step for a Foo; all rules are here. It sends nothing and waits for nothing, so
+/// a test is a table of its arguments.
 fn decide<'a>(foo: &Foo, deployment: Option<&'a Deployment>) -> Step<'a> {
     let has_finalizer = foo.meta.has_finalizer(FINALIZER);
     let own = deployment.filter(|it| it.meta.is_controlled_by(&foo.meta.uid));
@@ -270,8 +272,8 @@ fn decide<'a>(foo: &Foo, deployment: Option<&'a Deployment>) -> Step<'a> {
     }
 }
 
-/// The Deployment that a Foo wants. Its owner reference makes the garbage collector delete it, and
-/// leads its events to the Foo.
+/// Builds the Deployment that a Foo wants. Its owner reference makes the garbage collector delete
+/// it, and leads its events to the Foo.
 fn deployment_of(foo: &Foo) -> serde_json::Value {
     let labels = json!({ "app": "nginx", "controller": foo.meta.name });
     json!({

@@ -7,7 +7,7 @@ use kube_controller_manager::client::read_head;
 
 use crate::bytes::{Pieces, cut, parameters};
 
-/// The head, and the bytes after it.
+/// Reads the head, and the bytes after it.
 fn read(pieces: &[&[u8]]) -> Option<(String, Vec<u8>)> {
     block_on(async {
         let mut body = Pieces::new(pieces);

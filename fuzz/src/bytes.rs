@@ -7,18 +7,18 @@ use std::task::{Context, Poll};
 
 use futures_lite::{AsyncBufRead, AsyncRead};
 
-/// The first byte of an input, and the rest; the parameters of an empty input are zero.
+/// Returns the first byte of an input, and the rest; the parameters of an empty input are zero.
 pub fn parameters(input: &[u8]) -> (u8, &[u8]) {
     input.split_first().map_or((0, input), |(first, rest)| (*first, rest))
 }
 
-/// Whether a text has a character by which the sandbox stores a byte that is not UTF-8: other
-/// readers of its JSON do not know them.
+/// Returns whether a text has a character by which the sandbox stores a byte that is not UTF-8:
+/// other readers of its JSON do not know them.
 pub fn has_raw_bytes(text: &str) -> bool {
     text.contains(|c| ('\u{10ff80}'..='\u{10ffff}').contains(&c))
 }
 
-/// `bytes` in pieces, of sizes that follow from `seed`; none is empty.
+/// Cuts `bytes` into pieces, of sizes that follow from `seed`; none is empty.
 pub fn cut(seed: u8, mut bytes: &[u8]) -> Vec<&[u8]> {
     let mut random = fastrand::Rng::with_seed(seed.into());
     let mut pieces = Vec::new();

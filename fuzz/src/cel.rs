@@ -22,6 +22,7 @@ fn environment() -> Environment {
     environment
 }
 
+/// Evaluates a program for a small object, and renders the outcome.
 fn evaluate(program: &Program) -> String {
     let object = json!({
         "metadata": { "name": "web", "labels": { "app": "web" } },
@@ -36,6 +37,8 @@ fn evaluate(program: &Program) -> String {
     format!("{:?}", program.evaluate(&variables))
 }
 
+/// Checks that any text compiles or has issues, that evaluation has the same outcome twice, and
+/// that neither panics.
 pub fn target(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let run = || {

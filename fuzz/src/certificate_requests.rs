@@ -16,6 +16,8 @@ static AUTHORITY: LazyLock<Authority> = LazyLock::new(|| {
     Authority::from_pem(certificate, key).expect("an authority")
 });
 
+/// Checks a parsed request: it can be signed if its own signature is right, and the certificate can
+/// be read.
 fn check_request(request: &CertificateRequest) {
     assert!(request.subject.to_der().is_ok());
     assert!(request.names.to_extension().is_ok());
@@ -39,6 +41,7 @@ fn check_certificate(certificate: &x509::Certificate) {
     assert!(!certificate.not_after().to_string().is_empty());
 }
 
+/// Parses any bytes as a request and as certificates, and checks what is found.
 pub fn target(input: &[u8]) {
     for request in [CertificateRequest::from_pem(input), CertificateRequest::from_der(input)] {
         match request {

@@ -5,7 +5,7 @@ use kube_controller_manager::client::{BadChunk, ChunkDecoder, Piece};
 
 use crate::bytes::{cut, parameters};
 
-/// The data, and how many bytes follow the end; `None`: the end has not come.
+/// Decodes the data, and counts the bytes after the end; `None`: the end has not come.
 fn decode(pieces: &[&[u8]]) -> Result<(Vec<u8>, Option<usize>), BadChunk> {
     let (mut decoder, mut body, mut left) = (ChunkDecoder::new(), Vec::new(), 0);
     for mut piece in pieces.iter().copied() {
@@ -21,6 +21,7 @@ fn decode(pieces: &[&[u8]]) -> Result<(Vec<u8>, Option<usize>), BadChunk> {
     Ok((body, decoder.is_done().then_some(left)))
 }
 
+/// Encodes these pieces as chunks of HTTP/1.1.
 fn encode(pieces: &[&[u8]]) -> Vec<u8> {
     let mut coded = Vec::new();
     for piece in pieces {

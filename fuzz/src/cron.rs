@@ -31,6 +31,7 @@ const ZONES: [&str; 16] = [
 
 const NOW: &str = "2026-05-19T10:30:00Z";
 
+/// Checks that a schedule's times increase, and that no CronJob is started before its time.
 pub fn target(input: &[u8]) {
     let (parameter, text) = parameters(input);
     let Ok(text) = str::from_utf8(text) else { return };

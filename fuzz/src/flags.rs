@@ -3,6 +3,7 @@
 
 use kube_controller_manager::options::{Command, FLAGS, Manual, Options, parse, usage, validate};
 
+/// Parses a command line; each error and each fault has a text of one line.
 pub fn target(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let args: Vec<String> = text.lines().map(str::to_owned).collect();

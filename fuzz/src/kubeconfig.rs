@@ -5,6 +5,7 @@ use std::path::Path;
 
 use kube_controller_manager::client::Config;
 
+/// Parses any bytes as a kubeconfig: each has a host, or an error of one line that names the file.
 pub fn target(input: &[u8]) {
     let path = Path::new("/nonexistent/kubeconfig");
     for (master, context) in [(None, None), (Some("https://master:6443"), Some("other"))] {

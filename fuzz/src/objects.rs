@@ -21,6 +21,8 @@ struct Both {
 }
 
 impl Both {
+    /// Builds an object by the schema from the fuzzer's choices, in JSON and in protobuf. `None`:
+    /// the choices do not make one, or it has bytes that other readers do not know.
     fn new<T>(schema: &Value, choices: &[u8]) -> Option<Both>
     where
         T: k8s_openapi::Resource + Serialize + DeserializeOwned,
@@ -73,6 +75,7 @@ const KINDS: [Make; 8] = kinds![
     core::v1::Secret,
 ];
 
+/// Checks that an object is the same, read from JSON and from protobuf.
 pub fn target(input: &[u8]) {
     let (parameter, choices) = parameters(input);
     let kind = usize::from(parameter) % KINDS.len();

@@ -14,6 +14,7 @@ const TYPES: [&str; 4] = [
     "application/apply-patch+yaml",
 ];
 
+/// Patches an object; the server must not fail, and the object stays what it is.
 pub fn target(input: &[u8]) {
     let (parameter, patch) = parameters(input);
     let world = world();

@@ -23,6 +23,7 @@ const KINDS: [(&str, &str); 10] = [
     ("v1", "Status"),
 ];
 
+/// Checks that a message and the JSON of its object are read as the same, or both refused.
 fn check<V: Object + Debug + PartialEq>(message: &[u8], object: &Value) {
     let read = Encoded::protobuf(message).decode::<V>();
     if has_raw_bytes(&object.to_string()) {
@@ -35,6 +36,7 @@ fn check<V: Object + Debug + PartialEq>(message: &[u8], object: &Value) {
     }
 }
 
+/// Decodes bytes as objects, by the sandbox's decoder and the client's, whose results must agree.
 pub fn target(input: &[u8]) {
     let (parameter, bytes) = parameters(input);
     let _ = (protobuf::open(bytes), protobuf::kind(bytes));

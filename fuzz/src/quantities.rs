@@ -3,6 +3,8 @@
 
 use kube_controller_manager::objects::{Quantity, QuantityError, stored_quantity};
 
+/// Checks that a quantity stays the same when it is shown and stored. `None`: the text is not a
+/// quantity.
 fn check(text: &str) -> Option<Quantity> {
     let quantity: Quantity = match text.parse() {
         Ok(quantity) => quantity,
@@ -25,6 +27,7 @@ fn check(text: &str) -> Option<Quantity> {
     Some(quantity)
 }
 
+/// Checks the quantities of two lines, and their sum, difference and product.
 pub fn target(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     let quantities: Vec<Quantity> = text.lines().take(2).filter_map(check).collect();

@@ -51,6 +51,7 @@ impl AsyncWrite for Connection {
     }
 }
 
+/// Serves bytes as a connection; the server must answer in HTTP and not fail.
 pub fn target(input: &[u8]) {
     let (seed, bytes) = parameters(input);
     let world = world();

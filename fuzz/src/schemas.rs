@@ -31,12 +31,12 @@ const MAX_DEPTH: usize = 24;
 /// The most items of a list or a map.
 const MAX_ITEMS: usize = 3;
 
-/// The schema of a type, with the definitions that it refers to.
+/// Returns the schema of a type, with the definitions that it refers to.
 pub fn schema<T: JsonSchema>() -> Value {
     SchemaGenerator::default().into_root_schema_for::<T>().to_value()
 }
 
-/// An object of the type that has this schema.
+/// Returns an object of the type that has this schema.
 pub fn object(schema: &Value, choices: &mut Unstructured<'_>) -> Result<Value> {
     Generator { root: schema, choices }.value(schema, 0)
 }
@@ -47,7 +47,8 @@ struct Generator<'a, 'c, 'i> {
 }
 
 impl<'a> Generator<'a, '_, '_> {
-    /// The schema behind references, and the name of the last of them.
+    /// Follows references and choices to a schema, and returns it with the name of the last
+    /// reference.
     fn resolved(&mut self, mut part: &'a Value) -> Result<(&'a str, &'a Value)> {
         let mut name = "";
         loop {
@@ -66,6 +67,7 @@ impl<'a> Generator<'a, '_, '_> {
         }
     }
 
+    /// Generates a value of the type that this part of the schema describes.
     fn value(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
         let (name, part) = self.resolved(part)?;
         let of = match &part["type"] {
@@ -90,6 +92,7 @@ impl<'a> Generator<'a, '_, '_> {
         })
     }
 
+    /// Generates a text: a prepared one, or a few of the fuzzer's bytes.
     fn text(&mut self) -> Result<String> {
         let choice = usize::from(self.choices.arbitrary::<u8>()?);
         match TEXTS.get(choice) {
@@ -101,7 +104,8 @@ impl<'a> Generator<'a, '_, '_> {
         }
     }
 
-    /// From the year 1, with which JSON begins, to the last time of k8s-openapi's types.
+    /// Draws a time from the year 1, with which JSON begins, to the last time of k8s-openapi's
+    /// types.
     fn time(&mut self) -> Result<Timestamp> {
         let last = jiff::Timestamp::MAX.as_second();
         let seconds = self.choices.int_in_range(-62_135_596_800..=last)?;
@@ -117,6 +121,8 @@ impl<'a> Generator<'a, '_, '_> {
         Ok(items.into())
     }
 
+    /// Generates an object with all required members and some others. The type's own `apiVersion`
+    /// and `kind` are left out.
     fn members(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
         let mut members = Map::new();
         let required: Vec<&str> =
@@ -136,7 +142,7 @@ impl<'a> Generator<'a, '_, '_> {
         Ok(members.into())
     }
 
-    /// Whether another part follows: none at the end of the input.
+    /// Returns whether another part follows: none at the end of the input.
     fn more(&mut self) -> Result<bool> {
         Ok(!self.choices.is_empty() && self.choices.arbitrary::<u8>()? % 4 == 1)
     }

@@ -13,6 +13,7 @@ fn check(selector: &Selector) {
     }
 }
 
+/// Parses any text as a selector in both forms, and checks what is found.
 pub fn target(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     match text.parse::<Selector>() {

@@ -17,7 +17,7 @@ fn body(pieces: &[&[u8]], is_protobuf: bool) -> Body {
     body
 }
 
-/// The parts of a list, and whether it ends well.
+/// Reads the parts of a list, and whether it ends well.
 fn list(body: Body) -> (Vec<ListPart<Encoded>>, bool) {
     let (mut stream, mut parts) = (ListStream::new("LIST".to_owned(), body), Vec::new());
     loop {
@@ -31,7 +31,7 @@ fn list(body: Body) -> (Vec<ListPart<Encoded>>, bool) {
     }
 }
 
-/// The events of a watch, and whether it ends well.
+/// Reads the events of a watch, and whether it ends well.
 fn watch(body: Body) -> (Vec<WatchEvent<Encoded>>, bool) {
     let (mut stream, mut events) = (WatchStream::new("WATCH".to_owned(), body), Vec::new());
     loop {
@@ -43,7 +43,8 @@ fn watch(body: Body) -> (Vec<WatchEvent<Encoded>>, bool) {
     }
 }
 
-/// An error may hide parts that arrived together with it.
+/// Checks that the parts of a whole and of a cut text agree. An error may hide parts that arrived
+/// together with it.
 fn assert_same<P: PartialEq + std::fmt::Debug>(whole: (Vec<P>, bool), cut: (Vec<P>, bool)) {
     assert_eq!(whole.1, cut.1, "{whole:?} {cut:?}");
     if whole.1 {
@@ -67,7 +68,7 @@ struct ListMeta {
     r#continue: Option<String>,
 }
 
-/// The stream's parts of a list that serde_json reads.
+/// Compares the stream's parts of a list with those that serde_json reads.
 fn compare_list(json: &[u8], parts: &(Vec<ListPart<Encoded>>, bool)) {
     let Ok(List { items, metadata: Some(meta) }) = serde_json::from_slice(json) else { return };
     // The cutter takes names as they are written, and only objects for items.
@@ -82,14 +83,14 @@ fn compare_list(json: &[u8], parts: &(Vec<ListPart<Encoded>>, bool)) {
     assert_eq!(*parts, (items.chain([end]).collect(), true));
 }
 
-/// The documents of a text of objects that serde_json reads; `None` of another text.
+/// Returns the documents of a text of objects that serde_json reads; `None` of another text.
 fn documents(json: &[u8]) -> Option<Vec<&RawValue>> {
     let documents = serde_json::Deserializer::from_slice(json).into_iter::<&RawValue>();
     let documents = documents.collect::<Result<Vec<_>, _>>().ok()?;
     documents.iter().all(|document| document.get().starts_with(['{', '['])).then_some(documents)
 }
 
-/// The splitter finds these documents in their pieces.
+/// Checks that the splitter finds these documents in their pieces.
 fn compare_documents(documents: &[&RawValue], pieces: &[&[u8]]) {
     // Line ends between tokens are lost.
     let plain = |text: &[u8]| text.iter().copied().filter(|byte| *byte != b'\n').collect();
@@ -103,6 +104,7 @@ fn compare_documents(documents: &[&RawValue], pieces: &[&[u8]]) {
     assert!(splitter.is_between());
 }
 
+/// Checks that lists and watches are read the same, however their bytes are cut.
 pub fn target(input: &[u8]) {
     let (seed, bytes) = parameters(input);
     let pieces = cut(seed, bytes);

@@ -3,6 +3,7 @@
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::options::{parse_duration, show_duration};
 
+/// Checks that a time stays the same when it is written and read.
 fn check_time(time: Timestamp) {
     // Written and read as JSON, whose years may have more than four digits.
     let json = serde_json::to_string(&time).expect("a text");
@@ -15,6 +16,7 @@ fn check_time(time: Timestamp) {
     assert!(jiff == time || !(-300_000_000_000..=253_402_000_000).contains(&time.as_secs()));
 }
 
+/// Parses lines as times and durations, and checks that what is shown is read as the same.
 pub fn target(input: &[u8]) {
     let Ok(text) = str::from_utf8(input) else { return };
     for line in text.lines().take(4) {

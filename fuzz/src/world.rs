@@ -27,7 +27,7 @@ pub struct World {
 
 static WORLD: LazyLock<Mutex<World>> = LazyLock::new(|| Mutex::new(World::new()));
 
-/// The sandbox, with its first objects.
+/// Returns the sandbox, with its first objects.
 pub fn world() -> MutexGuard<'static, World> {
     let world = WORLD.lock();
     world.sandbox.api().restore(&world.first);
@@ -38,6 +38,7 @@ fn metadata(name: &str) -> Value {
     json!({ "name": name, "labels": { "app": "web" }, "finalizers": ["example.com/a"] })
 }
 
+/// Builds the specification of a pod of two containers.
 fn pod_spec() -> Value {
     json!({
         "containers": [
@@ -50,7 +51,7 @@ fn pod_spec() -> Value {
     })
 }
 
-/// The paths of the first objects, to which an object's name is added, with the objects.
+/// Lists the paths of the first objects, to which an object's name is added, with the objects.
 pub fn first_objects() -> Vec<(&'static str, Value)> {
     let template = json!({ "metadata": { "labels": { "app": "web" } }, "spec": pod_spec() });
     vec![
@@ -108,7 +109,7 @@ pub fn first_objects() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// A CustomResourceDefinition with this schema. The kind has the plural's name.
+/// Builds a CustomResourceDefinition with this schema. The kind has the plural's name.
 pub fn definition(plural: &str, schema: &Value) -> Value {
     let kind = plural[..1].to_uppercase() + &plural[1..];
     json!({
@@ -122,6 +123,7 @@ pub fn definition(plural: &str, schema: &Value) -> Value {
 }
 
 impl World {
+    /// Starts a sandbox with first objects, and saves its state for each run to begin with.
     fn new() -> World {
         let clock = FakeClock::new(Timestamp::from_secs(1_777_000_000));
         let folder = std::env::temp_dir().join(format!("fuzz-sandbox-{}", std::process::id()));
@@ -143,7 +145,7 @@ impl World {
         world
     }
 
-    /// The headers of the administrator.
+    /// Adds the headers of the administrator.
     pub fn authorize(&self, headers: &mut HeaderMap) {
         let bearer = format!("Bearer {}", self.sandbox.client_config().token);
         headers.insert("authorization", bearer.parse().expect("a token"));
@@ -164,7 +166,7 @@ impl World {
         })
     }
 
-    /// The answer to the administrator's request. `path`: with the query.
+    /// Sends an administrator's request, and returns the answer. `path`: with the query.
     pub fn send(
         &self,
         method: Method,
@@ -183,7 +185,7 @@ impl World {
         self.finish(self.sandbox.api().clone().handle(request))
     }
 
-    /// The JSON of an object.
+    /// Returns the JSON of an object.
     pub fn get(&self, path: &str) -> Option<Value> {
         let answer = self.send(Method::GET, path, "", "")?;
         let Body::Full(bytes) = &answer.body else { return None };

@@ -54,8 +54,8 @@ where
 }
 
 impl Channel {
-    /// A channel to the server at `endpoint`. The first call connects. `peer`: the server in
-    /// messages ("container runtime"); `observer`: called at the end of each call.
+    /// Returns a channel to the server at `endpoint`. The first call connects. `peer`: the server
+    /// in messages ("container runtime"); `observer`: called at the end of each call.
     pub fn new(
         peer: &'static str,
         endpoint: Endpoint,
@@ -85,6 +85,8 @@ impl Channel {
         A::decode(answer).map_err(|error| malformed(error.to_string()))
     }
 
+    /// Makes one call within its deadline, and reports its method, time and outcome to the
+    /// observer.
     async fn call_bytes(
         &self,
         method: &'static str,
@@ -114,6 +116,8 @@ impl Channel {
         }
     }
 
+    /// Sends the request over the present connection, or over a new one if that has closed before
+    /// the request was written.
     async fn exchange(
         &self,
         method: &'static str,
@@ -144,6 +148,7 @@ impl Channel {
         }
     }
 
+    /// Opens a connection, and keeps it for the calls that follow.
     async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Error> {
         let Shared { peer, endpoint, .. } = &*self.shared;
         let sender = self.handshake().await.map_err(|source| Error::Unreachable {
@@ -155,6 +160,7 @@ impl Channel {
         Ok(sender)
     }
 
+    /// Opens a connection, and drives it in a task of its own until it ends.
     async fn handshake(&self) -> Result<SendRequest<Full<Bytes>>, Fault> {
         let stream = self.shared.endpoint.connect().await?;
         let mut builder = Builder::new(Executor);
@@ -170,7 +176,7 @@ impl Channel {
     }
 }
 
-/// The last part of a method's path, for messages.
+/// Returns the last part of a method's path, for messages.
 fn name(method: &'static str) -> &'static str {
     method.rsplit('/').next().unwrap_or(method)
 }

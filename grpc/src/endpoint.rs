@@ -49,6 +49,8 @@ impl Tls {
         }
     }
 
+    /// Builds the TLS configuration of a client from the files of the CA and of its certificate.
+    ///
     /// # Errors
     /// When a file cannot be read or used.
     fn config(&self) -> Result<ClientConfig, Fault> {
@@ -96,7 +98,7 @@ pub(crate) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
 impl Endpoint {
-    /// The scheme and authority of requests.
+    /// Returns the scheme and authority of requests.
     pub(crate) fn origin(&self) -> String {
         match self {
             Endpoint::Unix(_) => "http://localhost".to_owned(),
@@ -104,6 +106,8 @@ impl Endpoint {
         }
     }
 
+    /// Connects to the server, with TLS where it is configured.
+    ///
     /// # Errors
     /// When no connection can be made, or the server is not trusted.
     pub(crate) async fn connect(&self) -> Result<Box<dyn Stream>, Fault> {
@@ -114,6 +118,8 @@ impl Endpoint {
     }
 }
 
+/// Opens a TLS connection to the first address of the host that accepts. Its name is looked up, and
+/// its files are read, on a thread that may block.
 async fn connect_tls(tls: Tls) -> Result<impl Stream, Fault> {
     let name = tls.server_name.as_ref().unwrap_or(&tls.host);
     let name = ServerName::try_from(name.clone())?;
@@ -126,7 +132,7 @@ async fn connect_tls(tls: Tls) -> Result<impl Stream, Fault> {
     Ok(TlsConnector::from(Arc::new(config)).connect(name, stream).await?)
 }
 
-/// A connection to the first address that accepts one.
+/// Connects to the first address that accepts.
 async fn connect_first(addresses: &[SocketAddr]) -> Result<Async<TcpStream>, Fault> {
     let mut fault = Fault::from("the name has no address");
     for address in addresses {

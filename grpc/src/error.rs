@@ -94,7 +94,7 @@ impl fmt::Display for Code {
 }
 
 impl Error {
-    /// The peer's code, if its answer is an error.
+    /// Returns the peer's code, if its answer is an error.
     pub fn code(&self) -> Option<Code> {
         match self {
             Error::Status { code, .. } => Some(*code),
@@ -102,7 +102,7 @@ impl Error {
         }
     }
 
-    /// The text with its causes, in a line.
+    /// Returns the text with its causes, in a line.
     pub fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut cause = self.source();
@@ -113,18 +113,18 @@ impl Error {
         text
     }
 
-    /// Whether the object of the call does not exist.
+    /// Returns whether the object of the call does not exist.
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(Code::NotFound)
     }
 
-    /// Whether the peer, or this client, gave up after the call's time.
+    /// Returns whether the peer, or this client, gave up after the call's time.
     pub fn is_deadline_exceeded(&self) -> bool {
         matches!(self, Error::DeadlineExceeded { .. })
             || self.code() == Some(Code::DeadlineExceeded)
     }
 
-    /// Whether the peer does not have the method.
+    /// Returns whether the peer does not have the method.
     pub fn is_unimplemented(&self) -> bool {
         self.code() == Some(Code::Unimplemented)
     }
@@ -193,8 +193,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The delay in the header `grpc-status-details-bin`. Details that cannot be read are ignored: the
-/// error itself is in other headers.
+/// Returns the delay in the header `grpc-status-details-bin`. Details that cannot be read are
+/// ignored: the error itself is in other headers.
 pub(crate) fn retry_delay(header: &[u8]) -> Option<Duration> {
     let status = Status::decode(&*BASE64.decode(header).ok()?).ok()?;
     let mut details = status.details.iter();

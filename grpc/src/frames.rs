@@ -13,7 +13,7 @@ use crate::error::{Code, Error, retry_delay};
 /// The largest answer, as upstream's `maxMsgSize`.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// The request of a call of one message. `origin`: `http://localhost`.
+/// Builds the request of a call of one message. `origin`: `http://localhost`.
 ///
 /// # Errors
 /// When the URL or a header is not valid.
@@ -32,7 +32,7 @@ pub fn request(
     request.body(Full::new(frame(message)))
 }
 
-/// A message in its frame, not compressed.
+/// Returns a message in its frame, not compressed.
 pub fn frame(message: &[u8]) -> Bytes {
     let mut frame = Vec::with_capacity(message.len() + 5);
     frame.push(0);
@@ -41,7 +41,7 @@ pub fn frame(message: &[u8]) -> Bytes {
     frame.into()
 }
 
-/// A deadline as gRPC writes it: at most eight digits and a unit.
+/// Returns a deadline as gRPC writes it: at most eight digits and a unit.
 fn timeout(deadline: Duration) -> String {
     match deadline.as_millis() {
         millis @ ..100_000_000 => format!("{millis}m"),
@@ -49,7 +49,7 @@ fn timeout(deadline: Duration) -> String {
     }
 }
 
-/// The message of an answer of one message. `method`: its name in errors.
+/// Reads the answer of a call, and returns its one message. `method`: its name in errors.
 ///
 /// # Errors
 /// See [`Error`].
@@ -60,7 +60,7 @@ pub async fn answer(method: &'static str, response: Response<Incoming>) -> Resul
         return Err(malformed(format!("HTTP status {}", head.status)));
     }
     // An error may come as trailers alone, which HTTP/2 shows as headers.
-    let mut status = status_of(method, &head.headers)?;
+    let mut has_status = status_of(method, &head.headers)?;
     let mut content = Vec::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| Error::Lost { method, source: error.into() })?;
@@ -71,24 +71,25 @@ pub async fn answer(method: &'static str, response: Response<Incoming>) -> Resul
             Ok(data) => content.extend_from_slice(&data),
             Err(frame) => {
                 if let Ok(trailers) = frame.into_trailers() {
-                    status = status_of(method, &trailers)?.or(status);
+                    has_status |= status_of(method, &trailers)?;
                 }
             }
         }
     }
-    if status.is_none() {
+    if !has_status {
         return Err(malformed("the answer has no grpc-status".to_owned()));
     }
     message_of(content.into()).map_err(malformed)
 }
 
-/// Whether headers have a status, of success.
-fn status_of(method: &'static str, headers: &HeaderMap) -> Result<Option<()>, Error> {
+/// Returns whether the headers have a `grpc-status`, which must be that of success. `false`: it
+/// comes later, in the trailers. Errors: another status, or a malformed one.
+fn status_of(method: &'static str, headers: &HeaderMap) -> Result<bool, Error> {
     let text = |key: &str| headers.get(key).and_then(|value| value.to_str().ok());
-    let Some(status) = text("grpc-status") else { return Ok(None) };
+    let Some(status) = text("grpc-status") else { return Ok(false) };
     match status.parse() {
         Err(_) => Err(Error::Malformed { method, fault: format!("grpc-status {status:?}") }),
-        Ok(0) => Ok(Some(())),
+        Ok(0) => Ok(true),
         Ok(code) => {
             let message = percent::decode(text("grpc-message").unwrap_or_default());
             let details = headers.get("grpc-status-details-bin");
@@ -98,7 +99,7 @@ fn status_of(method: &'static str, headers: &HeaderMap) -> Result<Option<()>, Er
     }
 }
 
-/// The one message in a body.
+/// Takes the one message out of a body.
 ///
 /// # Errors
 /// Why the body is not one message: the `fault` of [`Error::Malformed`].

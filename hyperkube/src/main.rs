@@ -61,7 +61,8 @@ fn part(name: &str) -> Option<&'static Part> {
     PARTS.iter().find(|part| part.name == name || part.alias == Some(name))
 }
 
-/// `args`: with the program's name.
+/// Chooses the program to run: by the name with which this one was called, else by the first
+/// argument. `args`: with the program's name.
 fn choice(args: &[String]) -> Choice<'_> {
     let (program, args) =
         args.split_first().map_or(("", args), |(first, rest)| (first.as_str(), rest));
@@ -78,6 +79,7 @@ fn choice(args: &[String]) -> Choice<'_> {
     }
 }
 
+/// Returns the text of `--help`, with all parts.
 fn usage() -> String {
     let mut text = "All parts of Kubernetes in one binary.\n\nUsage:\n  hyperkube PART [flags]\n  \
                     PART [flags]         through a link with the part's name\n\nParts:\n"
@@ -92,6 +94,7 @@ fn usage() -> String {
     text
 }
 
+/// Runs the part that the arguments choose.
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
     match choice(&args) {

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// An error with its causes, in a line.
+/// Returns an error with its causes, in a line.
 pub fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

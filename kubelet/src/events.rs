@@ -13,7 +13,7 @@ use crate::pod::{Pod, PodExt};
 /// Where events go beside the log.
 static RECORDER: OnceLock<Recorder> = OnceLock::new();
 
-/// From now on, the events of this process go to the API server too. Only the first call counts.
+/// Sends the events of this process to the API server too, from now on. Only the first call counts.
 pub fn send_to(recorder: Recorder) {
     RECORDER.get_or_init(|| recorder);
 }
@@ -54,6 +54,7 @@ pub fn node_warning(node: &str, reason: &str, message: impl fmt::Display) {
     record(&of_node(node), EventType::Warning, reason, message.to_string());
 }
 
+/// Logs an event, and sends it to the API server if there is one.
 fn record(about: &ObjectReference, kind: EventType, reason: &str, message: String) {
     let level = match kind {
         EventType::Normal => log::Level::Info,
@@ -65,6 +66,7 @@ fn record(about: &ObjectReference, kind: EventType, reason: &str, message: Strin
     }
 }
 
+/// Renders an event as a line of the log.
 fn line(about: &ObjectReference, kind: EventType, reason: &str, message: &str) -> String {
     let object = match about.namespace.as_str() {
         "" => about.name.to_string(),
@@ -78,7 +80,7 @@ fn line(about: &ObjectReference, kind: EventType, reason: &str, message: &str) -
     )
 }
 
-/// The reference to a Node. As upstream's, it has no uid.
+/// Builds the reference to a Node. As upstream's, it has no uid.
 fn of_node(name: &str) -> ObjectReference {
     ObjectReference {
         api_version: "v1".into(),
@@ -91,6 +93,7 @@ fn of_node(name: &str) -> ObjectReference {
     }
 }
 
+/// Returns the reference of an event to a pod, or to one of its containers.
 fn of_pod(pod: &Pod, container: Option<&str>) -> ObjectReference {
     let version = pod.metadata.resource_version.as_deref();
     ObjectReference {
@@ -104,7 +107,7 @@ fn of_pod(pod: &Pod, container: Option<&str>) -> ObjectReference {
     }
 }
 
-/// Upstream: `kubecontainer.fieldPath`.
+/// Returns the path of a container in the pod's definition. Upstream: `kubecontainer.fieldPath`.
 fn field_path(pod: &Pod, container: &str) -> String {
     let is_init = pod.init_containers().iter().any(|init| init.name == container);
     let list = if is_init { "initContainers" } else { "containers" };

@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// Whether this process may open only as many descriptors as `limit`. If not, the test of this name
-/// passes in one that may.
+/// Returns whether this process may open only as many descriptors as `limit`. If not, the test of
+/// this name passes in one that may.
 pub fn has_few_descriptors(test: &str, limit: u32) -> bool {
     const FEW: &str = "KUBELET_FEW_DESCRIPTORS";
     if std::env::var_os(FEW).is_some() {

@@ -60,12 +60,15 @@ pub struct Target {
 }
 
 impl Target {
+    /// Parses the URL of a target.
+    ///
     /// # Errors
     /// When `url` is not an absolute URL of HTTP or HTTPS.
     pub fn parse(url: &str) -> Result<Target, Error> {
         Target::of(&parsed(url)?)
     }
 
+    /// Returns what a URL of http or https refers to.
     fn of(url: &Url) -> Result<Target, Error> {
         let is_https = match url.scheme() {
             "http" => false,
@@ -146,19 +149,20 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error of the operating system in a step such as `dial tcp 10.0.0.1:80`.
+    /// Returns an error of the operating system in a step such as `dial tcp 10.0.0.1:80`.
     pub fn of(step: impl Into<String>, source: io::Error) -> Error {
         Error::Io { step: step.into(), source }
     }
 
-    /// Whether this machine lacks descriptors or memory: that says nothing about the other side.
+    /// Returns whether this machine lacks descriptors or memory: that says nothing about the other
+    /// side.
     pub fn is_own(&self) -> bool {
         const OWN: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
         let Error::Io { source, .. } = self else { return false };
         Errno::from_io_error(source).is_some_and(|errno| OWN.contains(&errno))
     }
 
-    /// Whether the other side has answered a handshake of TLS in plain text.
+    /// Returns whether the other side has answered a handshake of TLS in plain text.
     pub fn has_no_tls(&self) -> bool {
         let Error::Tls(error) = self else { return false };
         let cause = error.get_ref().and_then(|cause| cause.downcast_ref());
@@ -255,19 +259,21 @@ pub async fn get(
     Err(Error::Redirects(target))
 }
 
-/// Where a redirect leads.
+/// Returns where a redirect leads.
 fn resolve(from: &Url, location: &str) -> Result<Url, Error> {
     let fault = |source| Error::Location { location: location.to_owned(), source };
     from.join(location).map_err(fault)
 }
 
-/// Whether a URL's host is that of another one or below it.
+/// Returns whether a URL's host is that of another one or below it.
 fn is_within(url: &Url, other: &Url) -> bool {
     let (host, parent) = (url.host_str().unwrap_or_default(), other.host_str().unwrap_or_default());
     let rest = host.strip_suffix(parent);
     rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
+/// Sends one request, without following a redirect. Returns the place of a redirect beside the
+/// answer.
 async fn get_once(
     target: &Target,
     headers: &HeaderMap,
@@ -306,7 +312,7 @@ pub async fn connect(host: &str, port: u16) -> Result<Async<TcpStream>, Error> {
     Err(fault)
 }
 
-/// The addresses of a name. Blocks.
+/// Returns the addresses of a name. Blocks.
 fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs();
     found.map(Iterator::collect).map_err(|error| match error.raw_os_error() {
@@ -316,6 +322,8 @@ fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     })
 }
 
+/// Sends one GET request over `stream`, and reads at most `max_bytes` of the answer. Also returns
+/// the answer's `Location`.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     target: &Target,
@@ -377,6 +385,7 @@ static ANY: LazyLock<Arc<ClientConfig>> = LazyLock::new(|| {
     Arc::new(config.with_no_client_auth())
 });
 
+/// Builds the configuration that trusts the machine's certificate authorities.
 fn system_trust() -> Result<Arc<ClientConfig>, Error> {
     let mut roots = RootCertStore::empty();
     let files = AUTHORITIES.iter().filter_map(|file| CertificateDer::pem_file_iter(file).ok());

@@ -134,17 +134,17 @@ impl CertificateMetrics {
         }
     }
 
-    /// The end of the current certificate's life.
+    /// Sets the end of the current certificate's life.
     pub fn set_expiration(self, end: Timestamp) {
         EXPIRATIONS.lock()[self as usize] = Some(Some(end));
     }
 
-    /// A renewal has failed.
+    /// Counts a renewal that has failed.
     pub fn count_failure(self) {
         self.failures().with_label_values(&NO_LABELS).inc();
     }
 
-    /// A certificate of this age was replaced.
+    /// Observes the age of a certificate that was replaced.
     pub fn observe_age(self, age: Duration) {
         if let CertificateMetrics::Serving = self {
             SERVING_AGE.with_label_values(&NO_LABELS).observe(age.as_secs_f64());
@@ -152,7 +152,7 @@ impl CertificateMetrics {
     }
 }
 
-/// All metrics but those of probes, as text.
+/// Renders all metrics but those of probes as text.
 pub fn render(now: Timestamp) -> Vec<u8> {
     let expirations = *EXPIRATIONS.lock();
     for of in [CertificateMetrics::Client, CertificateMetrics::Serving] {
@@ -284,7 +284,7 @@ pub fn register() {
     set_shutdown(0.0, 0.0);
 }
 
-/// When the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
+/// Sets when the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
 pub fn set_shutdown(start: f64, end: f64) {
     SHUTDOWN_START.with_label_values(&NO_LABELS).set(start);
     SHUTDOWN_END.with_label_values(&NO_LABELS).set(end);
@@ -305,7 +305,7 @@ pub fn observe_operation(method: &str, took: Duration, is_error: bool) {
     }
 }
 
-/// Upstream: `instrumented_services.go`.
+/// Returns the metric's label of a CRI method. Upstream: `instrumented_services.go`.
 fn operation(method: &str) -> &'static str {
     match method.rsplit('/').next().unwrap_or_default() {
         "Version" => "version",
@@ -341,7 +341,7 @@ fn operation(method: &str) -> &'static str {
     }
 }
 
-/// The label of an image's size. Upstream: `GetImageSizeBucket`.
+/// Returns the label of an image's size. Upstream: `GetImageSizeBucket`.
 pub fn image_size(bytes: u64) -> &'static str {
     const MIB: u64 = 1 << 20;
     const GIB: u64 = 1 << 30;

@@ -19,8 +19,8 @@ pub struct Uid(ArcStr);
 const MAX_UID: usize = 255;
 
 impl Uid {
-    /// `None`: `text` is no name for a folder and a cgroup. Manifests and the labels of other programs'
-    /// sandboxes may have such ones. The systemd driver writes each `-` as `_`.
+    /// Parses a uid; `None`: `text` is no name for a folder and a cgroup. Manifests and the labels
+    /// of other programs' sandboxes may have such ones. The systemd driver writes each `-` as `_`.
     pub fn parse(text: &str) -> Option<Uid> {
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
         let is_name = (1..=MAX_UID).contains(&text.len())
@@ -29,7 +29,7 @@ impl Uid {
         is_name.then(|| Uid(text.into()))
     }
 
-    /// The uid of a pod; `None`: it has none, or one that is no name for a folder.
+    /// Returns the uid of a pod; `None`: it has none, or one that is no name for a folder.
     pub fn of(pod: &Pod) -> Option<Uid> {
         Uid::parse(pod.metadata.uid.as_deref()?)
     }
@@ -96,27 +96,28 @@ pub trait PodExt {
     fn spec(&self) -> &PodSpec;
     fn annotation(&self, key: &str) -> Option<&str>;
 
-    /// `NAME_NAMESPACE`. Upstream: `kubecontainer.GetPodFullName`.
+    /// Returns the name as `NAME_NAMESPACE`. Upstream: `kubecontainer.GetPodFullName`.
     fn full_name(&self) -> String {
         format!("{}_{}", self.name(), self.namespace())
     }
 
-    /// The pod's name in messages: `NAMESPACE/NAME`.
+    /// Returns the pod's name in messages: `NAMESPACE/NAME`.
     fn display_name(&self) -> String {
         format!("{}/{}", self.namespace(), self.name())
     }
 
-    /// Whether the pod comes from a file or a URL. Upstream: `kubetypes.IsStaticPod`.
+    /// Returns whether the pod comes from a file or a URL. Upstream: `kubetypes.IsStaticPod`.
     fn is_static(&self) -> bool {
         self.annotation(CONFIG_SOURCE).is_some_and(|source| source != "api")
     }
 
-    /// Whether the pod only shows a static pod: it is not run. Upstream: `kubetypes.IsMirrorPod`.
+    /// Returns whether the pod only shows a static pod: it is not run. Upstream:
+    /// `kubetypes.IsMirrorPod`.
     fn is_mirror(&self) -> bool {
         self.annotation(CONFIG_MIRROR).is_some()
     }
 
-    /// Whether the pod's containers have ended by the status that its source has.
+    /// Returns whether the pod's containers have ended by the status that its source has.
     fn has_ended(&self) -> bool;
 
     fn restart_policy(&self) -> RestartPolicy {
@@ -135,7 +136,7 @@ pub trait PodExt {
         self.spec().ephemeral_containers.as_deref().unwrap_or_default()
     }
 
-    /// The init containers and the containers.
+    /// Returns the init containers and the containers.
     fn all_containers(&self) -> impl Iterator<Item = &Container> {
         self.init_containers().iter().chain(&self.spec().containers)
     }
@@ -173,13 +174,13 @@ impl PodExt for Pod {
     }
 }
 
-/// The pod's annotations, for a change.
+/// Returns the pod's annotations, for a change.
 pub fn annotations_mut(pod: &mut Pod) -> &mut BTreeMap<String, String> {
     pod.metadata.annotations.get_or_insert_default()
 }
 
-/// The definition of an ephemeral container, without the fields that it cannot have: ports, probes,
-/// hooks, resources and a restart policy. Upstream: `EphemeralContainerCommon`.
+/// Converts an ephemeral container to a plain one, without the fields that it cannot have: ports,
+/// probes, hooks, resources and a restart policy. Upstream: `EphemeralContainerCommon`.
 pub fn of_ephemeral(ephemeral: &core::EphemeralContainer) -> Container {
     let ephemeral = ephemeral.clone();
     Container {
@@ -203,13 +204,13 @@ pub fn of_ephemeral(ephemeral: &core::EphemeralContainer) -> Container {
     }
 }
 
-/// Whether an init container runs beside the containers (a sidecar).
-/// Upstream: `podutil.IsRestartableInitContainer`.
+/// Returns whether an init container runs beside the containers (a sidecar). Upstream:
+/// `podutil.IsRestartableInitContainer`.
 pub fn is_restartable_init(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
-/// The policy by which a container is restarted: its own, or the pod's.
+/// Returns the policy by which a container is restarted: its own, or the pod's.
 pub fn restart_policy_of(container: &Container, pod: &Pod) -> RestartPolicy {
     match container.restart_policy.as_deref() {
         Some(own) => RestartPolicy::parse(own),
@@ -224,7 +225,7 @@ pub enum ExitAction {
     RestartAllContainers,
 }
 
-/// The action of the first of a container's restart rules that has this exit code.
+/// Returns the action of the first of a container's restart rules that has this exit code.
 /// Upstream: `FindMatchingContainerRestartRule`.
 pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> {
     let rules = container.restart_policy_rules.iter().flatten();
@@ -245,8 +246,8 @@ pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> 
     }
 }
 
-/// Whether a container that ended with this exit code has to run again: by its rules, its own
-/// policy, or the pod's. Upstream: `ContainerShouldRestart`.
+/// Returns whether a container that ended with this exit code has to run again: by its rules, its
+/// own policy, or the pod's. Upstream: `ContainerShouldRestart`.
 pub fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
     if container.restart_policy.is_some() && exit_action(container, exit_code).is_some() {
         return true;
@@ -258,7 +259,8 @@ pub fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool 
     }
 }
 
-/// Whether the end of a container may restart all of them. Upstream: `AllContainersCouldRestart`.
+/// Returns whether the end of a container may restart all of them. Upstream:
+/// `AllContainersCouldRestart`.
 pub fn may_restart_all(pod: &Pod) -> bool {
     pod.all_containers().any(|container| {
         let rules = container.restart_policy_rules.iter().flatten();
@@ -283,6 +285,8 @@ impl QosClass {
         }
     }
 
+    /// Computes the QoS class of a pod, by the CPU and memory that the whole pod asks for, else by
+    /// those of its containers.
     pub fn of(pod: &Pod) -> QosClass {
         let mut requests: BTreeMap<&str, i64> = BTreeMap::new();
         let mut limits: BTreeMap<&str, i64> = BTreeMap::new();
@@ -313,7 +317,7 @@ impl QosClass {
     }
 }
 
-/// A request or limit of a container or pod.
+/// Returns a request or limit of a container or pod.
 pub fn listed(
     resources: Option<&core::ResourceRequirements>,
     resource: &str,
@@ -323,8 +327,8 @@ pub fn listed(
     quantity(if is_limit { &lists.limits } else { &lists.requests }.as_ref()?, resource)
 }
 
-/// The requests or limits of all containers: init containers run one after the other, beside the
-/// sidecars before them. Upstream: `AggregateContainerRequests`, `AggregateContainerLimits`.
+/// Sums the requests or limits of all containers: init containers run one after the other, beside
+/// the sidecars before them. Upstream: `AggregateContainerRequests`, `AggregateContainerLimits`.
 pub fn of_containers(pod: &Pod, resource: &str, is_limit: bool) -> Quantity {
     let of = |container: &Container| {
         listed(container.resources.as_ref(), resource, is_limit).unwrap_or(Quantity::ZERO)
@@ -343,14 +347,14 @@ pub fn of_containers(pod: &Pod, resource: &str, is_limit: bool) -> Quantity {
     larger(total, peak)
 }
 
-/// The requests or limits of a pod without its overhead: its own, or those of its containers.
-/// Upstream: `PodRequests`, `PodLimits`.
+/// Returns the requests or limits of a pod without its overhead: its own, or those of its
+/// containers. Upstream: `PodRequests`, `PodLimits`.
 pub fn of_pod(pod: &Pod, resource: &str, is_limit: bool) -> Quantity {
     let own = listed(pod.spec().resources.as_ref(), resource, is_limit);
     own.unwrap_or_else(|| of_containers(pod, resource, is_limit))
 }
 
-/// A quantity of a list of resources; `None` when it is absent or malformed.
+/// Returns a quantity of a list of resources; `None` when it is absent or malformed.
 pub fn quantity(
     of: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
     resource: &str,

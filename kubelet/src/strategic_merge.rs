@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-/// The members that differ: objects by their own members, lists whole. Null: it is removed.
+/// Returns the members that differ: objects by their own members, lists whole. Null: it is removed.
 pub fn changed_members(old: &Value, new: &Value) -> Map<String, Value> {
     let mut changed = Map::new();
     for (name, value) in new.as_object().into_iter().flatten() {

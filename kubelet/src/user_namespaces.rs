@@ -92,8 +92,8 @@ pub struct HostIds {
 }
 
 impl HostIds {
-    /// The subordinate ids of the user `kubelet`, where the machine has it and `getsubids`; else all
-    /// ids but the first `per_pod`. Runs programs. Upstream: `getKubeletMappings`.
+    /// Finds the subordinate ids of the user `kubelet`, where the machine has it and `getsubids`;
+    /// else returns all ids but the first `per_pod`. Runs programs. Upstream: `getKubeletMappings`.
     ///
     /// # Errors
     /// The program fails, or says what cannot be used.
@@ -207,7 +207,8 @@ impl UserNamespaces {
         Ok(all)
     }
 
-    /// The ids of a pod, whose folder exists: those that it has, or a free range.
+    /// Gives a pod, whose folder exists, a free range of ids, unless it has one, and returns its
+    /// ids.
     ///
     /// # Errors
     /// All are used, or the pod's file cannot be read or written.
@@ -230,7 +231,7 @@ impl UserNamespaces {
         Ok(mapping)
     }
 
-    /// The pod has ended, or does not exist: its ids are free.
+    /// Frees the ids of a pod that has ended, or does not exist.
     pub fn release(&self, uid: &Uid) {
         let mut used = self.used.lock();
         if let Some(number) = used.by_pod.remove(uid) {
@@ -300,7 +301,8 @@ impl UserNamespaces {
         Ok(Some(*uids))
     }
 
-    /// The file survives a power cut: what the pod has written has these ids.
+    /// Writes the pod's ids to its file, which survives a power cut: what the pod has written has
+    /// these ids.
     fn write(&self, uid: &Uid, mapping: IdMapping) -> Result<(), Error> {
         let path = self.file(uid);
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };

@@ -16,7 +16,7 @@ pub struct WholeObject<T> {
 }
 
 impl<T> WholeObject<T> {
-    /// The object. Its managed fields are left out.
+    /// Returns the object. Its managed fields are left out.
     pub fn object(&self) -> &Arc<T> {
         &self.object
     }
@@ -43,7 +43,7 @@ where
     }
 }
 
-/// What caches read.
+/// Reads the metadata that caches need.
 fn meta(of: &ObjectMeta) -> Result<Meta, String> {
     let version = of.resource_version.as_deref().unwrap_or_default();
     Ok(Meta {
@@ -57,9 +57,9 @@ fn meta(of: &ObjectMeta) -> Result<Meta, String> {
     })
 }
 
-/// An object of the API server that a generated type can hold: without its managed fields, and with
-/// times of its range. Nothing here reads managed fields, they are the largest part of many objects,
-/// and their writer may nest them deeper than can be decoded.
+/// Returns an object of the API server that a generated type can hold: without its managed fields,
+/// and with times of its range. Nothing here reads managed fields, they are the largest part of
+/// many objects, and their writer may nest them deeper than can be decoded.
 fn readable(mut json: RawObject) -> Result<Value, serde_json::Error> {
     json.edit("metadata", |metadata| {
         metadata.remove("managedFields");

@@ -33,7 +33,7 @@ const CRC: [u32; 256] = {
     table
 };
 
-/// The checksum of gzip.
+/// Returns the checksum of gzip.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, byte| (crc >> 8) ^ CRC[usize::from(crc as u8 ^ byte)])
 }

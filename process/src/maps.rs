@@ -12,12 +12,12 @@ pub struct Mapping {
     pub file: String,
 }
 
-/// The mappings of this process, by address; empty where they cannot be read.
+/// Returns the mappings of this process, by address; empty where they cannot be read.
 pub fn mappings() -> Vec<Mapping> {
     parse(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
 }
 
-/// The mappings with code in lines as `start-end r-xp offset device inode   file`.
+/// Parses the mappings with code in lines as `start-end r-xp offset device inode file`.
 fn parse(text: &str) -> Vec<Mapping> {
     let line = |line: &str| {
         // The name of the file may have blanks.

@@ -42,7 +42,7 @@ pub struct Counted {
 }
 
 impl<'a> Profile<'a> {
-    /// A profile of CPU time; each sample stands for [`PERIOD`]. `began`: since 1970.
+    /// Builds a profile of CPU time; each sample stands for [`PERIOD`]. `began`: since 1970.
     pub fn of_cpu(
         stacks: &Stacks,
         mappings: &'a [Mapping],
@@ -78,7 +78,7 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// A profile of the things that exist now, by the place in the source that created them.
+    /// Builds a profile of the things that exist now, by the place in the source that created them.
     /// `what`: the name and the unit of the count. `now`: since 1970.
     pub fn of_counts(
         what: &'a [(&'a str, &'a str)],
@@ -102,12 +102,12 @@ impl<'a> Profile<'a> {
         }
     }
 
-    /// The gzipped message.
+    /// Returns the gzipped message.
     pub fn encoded(&self) -> Vec<u8> {
         gzip(&self.message())
     }
 
-    /// The profile as protobuf.
+    /// Encodes the profile as protobuf.
     fn message(&self) -> Vec<u8> {
         let mut strings = Strings::default();
         strings.id("");
@@ -197,7 +197,7 @@ impl<'a> Profile<'a> {
     }
 }
 
-/// The message `ValueType`.
+/// Returns the message `ValueType`.
 fn value_type(strings: &mut Strings, name: &str, unit: &str) -> Message {
     let mut value = Message::default();
     value.number(1, strings.id(name));
@@ -213,7 +213,7 @@ struct Strings {
 }
 
 impl Strings {
-    /// The position of a string in the table, to which it is added.
+    /// Returns the position of a string in the table, to which it is added.
     fn id(&mut self, text: &str) -> u64 {
         if let Some(id) = self.ids.get(text) {
             return *id;
@@ -239,7 +239,7 @@ impl Message {
         self.0.push(number as u8);
     }
 
-    /// Left out when zero, the default.
+    /// Writes a number; it is left out when zero, the default.
     fn number(&mut self, field: u64, number: u64) {
         if number != 0 {
             self.varint(field << 3);
@@ -268,7 +268,7 @@ impl Message {
 mod tests {
     use super::*;
 
-    /// The fields of a message: (number, varint) and (number, bytes).
+    /// Parses the fields of a message: (number, varint) and (number, bytes).
     fn fields(mut bytes: &[u8]) -> Vec<(u64, u64, Vec<u8>)> {
         let varint = |bytes: &mut &[u8]| {
             let (mut number, mut shift) = (0, 0);

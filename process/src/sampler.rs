@@ -63,7 +63,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Starts recording.
+    /// Starts a timer whose signals record the stack of the running thread.
     ///
     /// # Errors
     /// When another sampler records.
@@ -101,7 +101,7 @@ impl Sampler {
         }
     }
 
-    /// The stacks seen, and the number of samples that were lost.
+    /// Returns the stacks seen, and the number of samples that were lost.
     pub fn finish(mut self) -> (Stacks, u64) {
         self.stop();
         self.drain();

@@ -56,7 +56,7 @@ impl Walker {
     }
 }
 
-/// The address of the interrupted instruction, and the registers that lead to its caller.
+/// Returns the address of the interrupted instruction, and the registers that lead to its caller.
 ///
 /// # Safety
 /// `context` is what the kernel passes to a signal handler.
@@ -92,7 +92,7 @@ impl Default for StackReader {
 }
 
 impl StackReader {
-    /// The word at an address of the stack; `None` where nothing is mapped.
+    /// Returns the word at an address of the stack; `None` where nothing is mapped.
     fn read(&mut self, at: u64) -> Option<u64> {
         if let Some(word) = self.read_buffered(at) {
             return Some(word);
@@ -101,7 +101,7 @@ impl StackReader {
         self.read_buffered(at)
     }
 
-    /// The word, if it is among the bytes that were read last.
+    /// Returns the word, if it is among the bytes that were read last.
     fn read_buffered(&self, at: u64) -> Option<u64> {
         let from = usize::try_from(at.checked_sub(self.start)?).ok()?;
         let to = from.checked_add(size_of::<u64>()).filter(|to| *to <= self.len)?;
@@ -120,8 +120,10 @@ impl StackReader {
     }
 }
 
-/// The code that is loaded now, with its tables.
+/// Lists the code that is loaded now, with its tables.
 fn loaded() -> Vec<Module<Tables>> {
+    /// Adds the code of one loaded file to `list`, if it has tables for unwinding.
+    ///
     /// # Safety
     /// `info` is what `dl_iterate_phdr` passes, and `list` what [`loaded`] gives it.
     unsafe extern "C" fn add_modules(
@@ -173,7 +175,7 @@ fn loaded() -> Vec<Module<Tables>> {
     modules
 }
 
-/// Where `.eh_frame` begins, by `.eh_frame_hdr` at `start`: version 1 with a pointer that is
+/// Finds where `.eh_frame` begins, by `.eh_frame_hdr` at `start`: version 1 with a pointer that is
 /// relative to its own place and has four bytes, as linkers write it.
 fn frames_of(header: &[u8], start: u64) -> Option<u64> {
     const RELATIVE_FOUR_BYTES: u8 = 0x1b;

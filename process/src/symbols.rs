@@ -36,6 +36,8 @@ struct Function {
 }
 
 impl Symbols {
+    /// Reads the functions of the file that this process runs.
+    ///
     /// # Errors
     /// When the file cannot be read or is not in the format that Linux runs.
     pub fn of_this_process() -> io::Result<Symbols> {
@@ -49,12 +51,12 @@ impl Symbols {
         parse(file, &read)?.ok_or_else(malformed)
     }
 
-    /// Whether no function is known.
+    /// Returns whether no function is known.
     pub fn is_empty(&self) -> bool {
         self.functions.is_empty()
     }
 
-    /// The function at an address of this process, as the compiler mangles its name.
+    /// Finds the function at an address of this process, as the compiler mangles its name.
     pub fn name(&self, address: usize, mappings: &[Mapping]) -> Option<String> {
         let mapping = mappings.iter().find(|m| (m.start..m.end).contains(&address))?;
         if mapping.file != self.file {
@@ -79,7 +81,7 @@ impl Symbols {
 struct Entry<'a>(&'a [u8]);
 
 impl Entry<'_> {
-    /// The number of `size` bytes at `at`.
+    /// Returns the number of `size` bytes at `at`.
     fn number_at(&self, at: usize, size: usize) -> Option<u64> {
         let bytes = self.0.get(at..at.checked_add(size)?)?;
         let step = |sum, byte: &u8| (sum << 8) | u64::from(*byte);
@@ -92,7 +94,7 @@ impl Entry<'_> {
 
 type Read<'a> = &'a dyn Fn(u64, u64) -> io::Result<Vec<u8>>;
 
-/// The functions of an ELF file; `None`: it is no ELF file of this processor's word size.
+/// Reads the functions of an ELF file; `None`: it is no ELF file of this processor's word size.
 fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     const LOADED: u64 = 1;
     const CODE: u64 = 1;

@@ -36,8 +36,8 @@ use std::ptr;
 pub struct ThreadCache;
 
 impl ThreadCache {
-    /// From this call on, the calling thread keeps free blocks. Only for threads that do not end:
-    /// the blocks that they keep would be lost.
+    /// Makes the calling thread keep free blocks from now on. Only for threads that do not end: the
+    /// blocks that they keep would be lost.
     pub fn enable() {
         CACHE.with(|cache| cache.is_enabled.set(true));
     }
@@ -90,7 +90,7 @@ const SMALL: [u8; 128] = {
     classes
 };
 
-/// The class of blocks that have room for `bytes`; `None` if there is no such block.
+/// Returns the class of blocks that have room for `bytes`; `None` if there is no such block.
 fn class(bytes: usize) -> Option<usize> {
     // A layout has at most `isize::MAX` bytes, so this cannot overflow.
     let units = (bytes + OVERHEAD).div_ceil(UNIT);
@@ -105,8 +105,8 @@ fn size(class: usize) -> usize {
     usize::from(UNITS[class]) * UNIT - OVERHEAD
 }
 
-/// The layout that is passed to `System`. For this layout it calls malloc, which aligns every block
-/// to `ALIGNED`.
+/// Returns the layout that is passed to `System`. For this layout it calls malloc, which aligns
+/// every block to `ALIGNED`.
 fn layout(bytes: usize) -> Layout {
     // SAFETY: the size of a class or of a valid layout, and so at most `isize::MAX`.
     unsafe { Layout::from_size_align_unchecked(bytes, 1) }
@@ -208,6 +208,7 @@ unsafe impl GlobalAlloc for ThreadCache {
 // Functions of their own and without an alignment, so that each of the very many calls is short; of
 // C, so that no call needs code for unwinding.
 
+/// Returns a kept block of the size's class, or a new one; large blocks are always new.
 #[inline(never)]
 unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
     // SAFETY: as in `GlobalAlloc`, here and below.
@@ -221,6 +222,7 @@ unsafe extern "C" fn allocate(size: usize) -> *mut u8 {
     }
 }
 
+/// Returns a block as [`allocate`] does, filled with zeros.
 #[inline(never)]
 unsafe extern "C" fn allocate_zeroed(size: usize) -> *mut u8 {
     // SAFETY: as above; a block has room for what was asked for.
@@ -237,6 +239,7 @@ unsafe extern "C" fn allocate_zeroed(size: usize) -> *mut u8 {
     }
 }
 
+/// Keeps a block for later; large blocks, and those beyond what may be kept, go back to the system.
 #[inline(never)]
 unsafe extern "C" fn free(block: *mut u8, size: usize) {
     // SAFETY: as above.
@@ -249,6 +252,8 @@ unsafe extern "C" fn free(block: *mut u8, size: usize) {
     }
 }
 
+/// Returns a block of the wanted size with the old content: the same one if its class stays the
+/// same.
 #[inline(never)]
 unsafe extern "C" fn resize(block: *mut u8, size: usize, wanted: usize) -> *mut u8 {
     // SAFETY: as above; both blocks have room for what is copied.

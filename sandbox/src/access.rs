@@ -27,6 +27,8 @@ impl User {
         User::new("system:anonymous", &["system:unauthenticated"])
     }
 
+    /// Returns the user that a service account's token stands for, with the groups of all service
+    /// accounts and of its namespace.
     pub fn service_account(namespace: &str, name: &str, uid: &str) -> User {
         let groups = ["system:serviceaccounts", &format!("system:serviceaccounts:{namespace}")]
             .map(str::to_owned);
@@ -38,12 +40,12 @@ impl User {
         }
     }
 
-    /// The API server itself.
+    /// Returns the API server itself.
     pub fn server() -> User {
         User::new("system:apiserver", &["system:masters"])
     }
 
-    /// The part of the API server that reads other servers' APIs.
+    /// Returns the part of the API server that reads other servers' APIs.
     pub fn aggregator() -> User {
         User::new("system:kube-aggregator", &["system:masters"])
     }
@@ -58,7 +60,7 @@ impl User {
         self.name == "system:anonymous"
     }
 
-    /// The `UserInfo` of `authentication.k8s.io`.
+    /// Builds the `UserInfo` of `authentication.k8s.io`.
     pub fn to_json(&self) -> Value {
         let mut user = json!({ "username": self.name, "groups": self.groups });
         if !self.uid.is_empty() {

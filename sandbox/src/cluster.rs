@@ -12,7 +12,7 @@ use crate::server::{Sandbox, SandboxOptions};
 use kube_controller_manager::client::{Client, Config};
 use kube_controller_manager::clock::SharedClock;
 
-/// An administrator's client without a rate limit. `name`: the User-Agent.
+/// Creates an administrator's client without a rate limit. `name`: the User-Agent.
 pub fn administrator(
     kubeconfig: &Path,
     name: &str,
@@ -84,12 +84,12 @@ impl Cluster {
         self.clock.clone()
     }
 
-    /// The kubeconfig of the administrator.
+    /// Returns the kubeconfig of the administrator.
     pub fn kubeconfig(&self) -> PathBuf {
         self.sandbox.kubeconfig()
     }
 
-    /// The kubeconfig of a controller manager, with its default rights.
+    /// Returns the kubeconfig of a controller manager, with its default rights.
     pub fn manager_kubeconfig(&self) -> PathBuf {
         self.manager_kubeconfig.clone()
     }
@@ -120,7 +120,8 @@ impl Manager {
         Manager::launch(&program.launch()?, kubeconfig, name, extra)
     }
 
-    /// As [`Manager::spawn`].
+    /// Starts the manager's process as [`Manager::spawn`] does, by a `launch` that may name a
+    /// cgroup.
     pub fn launch(
         launch: &Launch,
         kubeconfig: &Path,
@@ -154,7 +155,7 @@ impl Manager {
         self.child.id()
     }
 
-    /// The exit status, if it has ended.
+    /// Returns the exit status, if it has ended.
     pub fn ended(&mut self) -> std::io::Result<Option<ExitStatus>> {
         self.child.try_wait()
     }
@@ -206,7 +207,7 @@ pub enum ManagerProgram {
 }
 
 impl ManagerProgram {
-    /// How it is started, outside any cgroup of its own.
+    /// Returns how the program is started, outside any cgroup of its own.
     pub fn launch(&self) -> std::io::Result<Launch> {
         match self {
             ManagerProgram::Embedded => {
@@ -239,6 +240,8 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// Builds the command that starts the manager. With a file for processes, a shell first writes
+    /// its process id there, and then becomes the manager.
     fn command(&self) -> Command {
         let mut command = match &self.processes {
             None => Command::new(&self.path),

@@ -63,7 +63,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The program that lies beside this one.
+/// Returns the program that lies beside this one.
 ///
 /// # Errors
 /// [`Error::NoProgram`] says how it is built.

@@ -31,7 +31,8 @@ pub struct DebugProxy {
 }
 
 impl DebugProxy {
-    /// Listens for browsers. `files`: the administrator's.
+    /// Starts a server that passes a browser's requests for debug pages on to the manager, as the
+    /// administrator of `files`.
     pub async fn start(files: &ClientFiles, clock: &SharedClock) -> Result<DebugProxy, Error> {
         let port = free_port()?;
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));
@@ -52,12 +53,12 @@ impl DebugProxy {
         Ok(DebugProxy { server, stop, secret, port, files: files.clone() })
     }
 
-    /// The address of a debug page, for a browser.
+    /// Returns the address of a debug page, for a browser.
     pub fn page(&self, name: &str) -> String {
         format!("http://{}/{}{BELOW}{name}", self.server.address(), self.secret)
     }
 
-    /// The flags with which a manager serves this proxy.
+    /// Returns the flags with which a manager serves this proxy.
     pub fn manager_flags(&self) -> Vec<String> {
         vec![
             format!("--secure-port={}", self.port),
@@ -71,6 +72,7 @@ impl DebugProxy {
     }
 }
 
+/// Returns a handler that forwards each request to the manager, and forbids caching of the answers.
 fn handler(manager: Client, secret: String) -> Handler {
     let secret: Arc<str> = secret.into();
     Arc::new(move |request| {
@@ -82,6 +84,8 @@ fn handler(manager: Client, secret: String) -> Handler {
     })
 }
 
+/// Forwards a GET below the secret path to the manager's debug page, and answers all else with 404.
+/// A failure of the manager keeps its code; one without a code becomes 502.
 async fn forward(manager: &Client, secret: &str, request: &Request) -> Response {
     let path = request.path.strip_prefix(secret).filter(|path| path.starts_with(BELOW));
     let Some(path) = path.filter(|_| request.method == Method::GET) else {

@@ -146,7 +146,7 @@ impl Demo {
     }
 }
 
-/// What a person can do next.
+/// Returns the text that says what a person can do next.
 fn hint(kubeconfig: &Path, has_containers: bool) -> String {
     let kubeconfig = kubeconfig.display();
     if !has_containers {
@@ -180,7 +180,7 @@ async fn watch(
     Ok(())
 }
 
-/// The objects of the YAML documents in `text`, which errors call `name`.
+/// Returns the objects of the YAML documents in `text`, which errors call `name`.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
     let documents = serde_yaml_ng::Deserializer::from_str(text);
     let objects = documents
@@ -220,7 +220,7 @@ pub async fn create(client: &Client, object: &Value) -> Result<String> {
     Ok(format!("{}/{name} created", resource.to_string().to_lowercase()))
 }
 
-/// The progress of the workloads among `objects`.
+/// Reads the progress of the workloads among `objects`.
 pub async fn rollouts(client: &Client, objects: &[Value]) -> Result<Vec<Rollout>> {
     let mut rollouts = Vec::new();
     for resource in &WORKLOADS {
@@ -265,6 +265,8 @@ impl Screen {
         Screen { live: std::io::stdout().is_terminal(), shown: Vec::new(), waiting: None }
     }
 
+    /// Prints the progress if it has changed: on a terminal over the old table, else the lines that
+    /// differ.
     fn show(&mut self, rollouts: &[Rollout]) -> std::io::Result<()> {
         if self.shown == rollouts {
             return Ok(());

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use crate::status::{ApiError, Cause};
 use kube_controller_manager::objects::ResourceType;
 
+/// Builds the `details` of a failure that is about this object; a name and group are present only
+/// if they are not empty.
 fn details(resource: &ResourceType, name: &str) -> Value {
     let mut details = json!({ "kind": resource.plural });
     if !name.is_empty() {
@@ -27,14 +29,14 @@ pub fn not_found(resource: &ResourceType, name: &str) -> ApiError {
     with_details(error, resource, name)
 }
 
-/// The error for a path that is not served; the answer is plain text.
+/// Returns the error for a path that is not served; the answer is plain text.
 pub fn no_such_path() -> ApiError {
     let mut error = no_such_resource();
     error.details = json!({ "path": true });
     error
 }
 
-/// The error for an unknown kind, version or subresource of a served group.
+/// Returns the error for an unknown kind, version or subresource of a served group.
 pub fn no_such_resource() -> ApiError {
     let mut error =
         ApiError::new(404, "NotFound", "the server could not find the requested resource");
@@ -52,7 +54,7 @@ pub fn conflict(resource: &ResourceType, name: &str, why: &str) -> ApiError {
     with_details(ApiError::new(409, "Conflict", message), resource, name)
 }
 
-/// The conflict of a write that read an older version.
+/// Returns the conflict of a write that read an older version.
 pub fn modified(resource: &ResourceType, name: &str) -> ApiError {
     conflict(
         resource,
@@ -71,7 +73,7 @@ pub fn bad_request(message: impl Into<String>) -> ApiError {
     ApiError::new(400, "BadRequest", message)
 }
 
-/// The error for a body whose media type is not one of `accepted`.
+/// Builds the error for a body whose media type is not one of `accepted`.
 pub fn unsupported_media(accepted: &[&str]) -> ApiError {
     let accepted = accepted.join(", ");
     ApiError::new(
@@ -108,7 +110,7 @@ pub fn internal(message: impl std::fmt::Display) -> ApiError {
     error
 }
 
-/// The error for a request for a version that has not been written yet. Upstream:
+/// Returns the error for a request for a version that has not been written yet. Upstream:
 /// `storage.NewTooLargeResourceVersionError`.
 pub fn too_large(wanted: u64, current: u64) -> ApiError {
     let message = format!("Timeout: Too large resource version: {wanted}, current: {current}");
@@ -120,7 +122,7 @@ pub fn too_large(wanted: u64, current: u64) -> ApiError {
     error
 }
 
-/// The error 422 with its causes; `group` and `kind` are those of the object.
+/// Builds the error 422 with its causes; `group` and `kind` are those of the object.
 pub fn invalid(group: &str, kind: &str, name: &str, causes: &[Cause]) -> ApiError {
     let lines: Vec<String> =
         causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
@@ -148,7 +150,7 @@ pub fn invalid(group: &str, kind: &str, name: &str, causes: &[Cause]) -> ApiErro
     error
 }
 
-/// `metadata.name: Invalid value: "x": why`
+/// Builds the cause of an invalid value, which reads `metadata.name: Invalid value: "x": why`.
 pub fn invalid_value(field: &str, value: &Value, why: &str) -> Cause {
     Cause {
         reason: "FieldValueInvalid",

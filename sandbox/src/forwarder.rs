@@ -75,8 +75,8 @@ impl Forwarder {
         Ok(Forwarder { address, tls: Arc::new(config).into(), idle: Mutex::default() })
     }
 
-    /// A handler that passes requests on, each with the credentials that it has. While the server
-    /// is gone, connections are cut.
+    /// Returns a handler that passes requests on, each with the credentials that it has. While the
+    /// server is gone, connections are cut.
     pub fn handler(self: Arc<Self>, faults: &Arc<Faults>, clock: &SharedClock) -> Handler {
         let (faults, clock) = (faults.clone(), clock.clone());
         Arc::new(move |request| {
@@ -85,6 +85,7 @@ impl Forwarder {
         })
     }
 
+    /// Forwards a request to the real server, with the planned faults before and after it.
     async fn answer(
         self: Arc<Self>,
         request: Request,
@@ -108,6 +109,7 @@ impl Forwarder {
             Response::abort()
         });
         if let Body::Stream(body) = response.body {
+            // Of the answers that are streams, faults steer only watches.
             let is_watch = verb == "watch" && response.status == 200;
             response.body = Body::Stream(match is_watch {
                 true => steered(body, is_protobuf(&response.headers), faults, epoch),
@@ -120,6 +122,7 @@ impl Forwarder {
         }
     }
 
+    /// Opens a TLS connection to the API server, and drives it in a task of its own until it ends.
     async fn connect(&self) -> io::Result<SendRequest<Sent>> {
         let stream = Async::<TcpStream>::connect(self.address).await?;
         stream.get_ref().set_nodelay(true)?;
@@ -134,6 +137,8 @@ impl Forwarder {
         Ok(sender)
     }
 
+    /// Sends a request over an idle connection to the real server, or a new one, and streams the
+    /// answer.
     async fn forward(self: Arc<Self>, request: Request) -> io::Result<Response> {
         let idle = std::iter::from_fn(|| self.idle.lock().pop()).find(SendRequest::is_ready);
         let mut sender = match idle {
@@ -166,7 +171,7 @@ impl Forwarder {
         Ok(Response { status: head.status.as_u16(), headers, body })
     }
 
-    /// The body of an answer. After its end the connection may be used again.
+    /// Streams the body of an answer. After its end the connection may be used again.
     fn received(self: Arc<Self>, body: Incoming, sender: SendRequest<Sent>) -> BodyStream {
         let body = stream::unfold(Some((body, sender)), move |state| {
             let this = self.clone();
@@ -214,6 +219,8 @@ impl Boundary {
         self.length.is_empty() && self.left == 0 && !self.is_in_line
     }
 
+    /// Follows the bytes that are forwarded, to know afterwards whether they end inside an event:
+    /// inside a line of JSON, or inside a message that its length of four bytes announces.
     fn pass(&mut self, mut bytes: &[u8]) {
         if !self.is_protobuf {
             self.is_in_line = bytes.last().map_or(self.is_in_line, |last| *last != b'\n');
@@ -236,7 +243,7 @@ impl Boundary {
     }
 }
 
-/// The events of a watch, which is cut or ends with 410 when faults say so.
+/// Passes on the events of a watch, which is cut or ends with 410 when faults say so.
 fn steered(body: BodyStream, is_protobuf: bool, faults: Arc<Faults>, epoch: Epoch) -> BodyStream {
     let boundary = Boundary { is_protobuf, ..Boundary::default() };
     let events = stream::unfold(Some((body, boundary)), move |state| {
@@ -267,7 +274,7 @@ fn steered(body: BodyStream, is_protobuf: bool, faults: Arc<Faults>, epoch: Epoc
     Box::pin(events)
 }
 
-/// The event that ends an expired watch.
+/// Builds the event that ends an expired watch.
 fn gone(is_protobuf: bool) -> Bytes {
     let status = failures::expired("fault on purpose").to_json();
     let mut event = Vec::new();

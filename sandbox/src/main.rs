@@ -123,7 +123,7 @@ struct Args {
 }
 
 impl Args {
-    /// Whether no option asks for another mode.
+    /// Returns whether no option asks for another mode.
     fn is_demo(&self) -> bool {
         let others = [
             self.latency.is_some(),
@@ -136,7 +136,7 @@ impl Args {
         !others.contains(&true)
     }
 
-    /// The fault of options that do not fit together.
+    /// Checks that the options fit together.
     fn check(&self) -> Result<(), &'static str> {
         let is_of_workloads = matches!(self.load, Some(Shape::Workloads(_)));
         match () {
@@ -334,6 +334,7 @@ async fn run_soak(args: Args, seconds: u64, stop: StopToken) -> Ended {
     }
 }
 
+/// Runs a load of workloads, or the search for its smallest memory limit, and prints the report.
 async fn load_workloads(args: Args, size: Size, stop: StopToken) -> Ended {
     let is_search = matches!(args.memory_limit, Some(MemoryLimit::Smallest));
     let mut sandbox = args.sandbox();
@@ -413,6 +414,7 @@ fn print(report: &(impl Serialize + Display), as_json: bool) -> serde_json::Resu
     Ok(())
 }
 
+/// Stops the sandbox at the first SIGTERM or SIGINT.
 fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {
     use async_signal::{Signal, Signals};
     let mut signals = Signals::new([Signal::Term, Signal::Int])?;
@@ -424,7 +426,7 @@ fn stop_on_signals(stop: &StopToken) -> std::io::Result<()> {
     Ok(())
 }
 
-/// This binary as the controller manager.
+/// Runs this binary as the controller manager.
 fn manager(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(options)) => {

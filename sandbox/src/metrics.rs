@@ -42,7 +42,7 @@ pub struct Metrics<'a> {
 }
 
 impl Metrics<'_> {
-    /// The answer to a request of one of the groups; `None` for others.
+    /// Answers a request of one of the groups; `None` for others.
     pub fn answer(&self, verb: &str, at: &ResourcePath, query: &Query) -> Option<ApiResult<Value>> {
         let (_, versions) = GROUPS.into_iter().find(|(group, _)| *group == at.group)?;
         if !versions.contains(&&*at.version) {
@@ -64,6 +64,8 @@ impl Metrics<'_> {
         page.map(|page| page.items).unwrap_or_default()
     }
 
+    /// Answers a request for the usage of pods or nodes: all that the selector matches, or the
+    /// named one.
     fn resource(&self, at: &ResourcePath, query: &Query) -> ApiResult<Value> {
         type Usage<'a> = fn(&Metrics<'a>, &Stored) -> Option<Value>;
         let (kind, of): (&str, Usage<'_>) = match &*at.resource {
@@ -100,6 +102,8 @@ impl Metrics<'_> {
         Ok(one)
     }
 
+    /// Builds the part that the measurements of a pod and of a node have in common: metadata, time
+    /// and window.
     fn measured(&self, of: &Stored) -> Value {
         let metadata = &of.value["metadata"];
         let mut measured = json!({
@@ -114,7 +118,8 @@ impl Metrics<'_> {
         measured
     }
 
-    /// The usage of a pod; `None` when it does not run, or has no metrics by its annotation.
+    /// Computes the usage of a pod; `None` when it does not run, or has no metrics by its
+    /// annotation.
     fn of_pod(&self, pod: &Stored) -> Option<Value> {
         if pod.value["status"]["phase"] != "Running" {
             return None;
@@ -133,7 +138,7 @@ impl Metrics<'_> {
         Some(measured)
     }
 
-    /// The usage of a node: by its annotations, or the sum of its pods.
+    /// Computes the usage of a node: by its annotations, or the sum of its pods.
     fn of_node(&self, node: &Stored) -> Option<Value> {
         let name = &node.value["metadata"]["name"];
         let pods = self.objects("pods", "");
@@ -155,8 +160,8 @@ impl Metrics<'_> {
         Some(measured)
     }
 
-    /// A custom metric of objects: `RESOURCE/NAME/METRIC`, with `*` for all of them, or
-    /// `metrics/METRIC` for the namespace.
+    /// Answers a request for a custom metric of objects: `RESOURCE/NAME/METRIC`, with `*` for all
+    /// of them, or `metrics/METRIC` for the namespace.
     fn custom(&self, at: &ResourcePath, query: &Query) -> ApiResult<Value> {
         let of_namespace = at.resource == "metrics" && at.subresource.is_empty();
         let (plural, group, name, metric) = match at.resource.split_once('.') {
@@ -206,7 +211,8 @@ impl Metrics<'_> {
         }))
     }
 
-    /// The lines of the ConfigMap's entry: `AMOUNT`, or `AMOUNT LABEL=VALUE,...`.
+    /// Answers a request for an external metric with the lines of the ConfigMap's entry: `AMOUNT`,
+    /// or `AMOUNT LABEL=VALUE,...`.
     fn external(&self, at: &ResourcePath, query: &Query) -> ApiResult<Value> {
         let selector = selector(query.get("labelSelector"))?;
         let key = format!("{}/{EXTERNAL_METRICS}", at.namespace);
@@ -240,7 +246,7 @@ fn selector(text: &str) -> ApiResult<Selector> {
     text.parse().map_err(|error| failures::bad_request(format!("unable to parse: {error}")))
 }
 
-/// The usage of a container, by the annotation of its pod; `None` when it has no metrics.
+/// Computes the usage of a container, by the annotation of its pod; `None` when it has no metrics.
 fn share(said: Option<&str>, container: &str, count: usize, idle: &str) -> Option<Quantity> {
     let idle = || idle.parse().ok();
     let Some(said) = said.filter(|said| !said.is_empty()) else { return idle() };
@@ -256,7 +262,7 @@ fn share(said: Option<&str>, container: &str, count: usize, idle: &str) -> Optio
     Some(Quantity::from_milli(whole.milli_value() / count, whole.format()))
 }
 
-/// The resources of a group, for discovery: name, kind, whether it is namespaced, and verbs.
+/// Lists the resources of a group, for discovery: name, kind, whether it is namespaced, and verbs.
 fn resources(
     group: &str,
 ) -> &'static [(&'static str, &'static str, bool, &'static [&'static str])] {
@@ -270,7 +276,7 @@ fn resources(
     }
 }
 
-/// The discovery document at `path`; `None` for those of other groups.
+/// Builds the discovery document at `path`; `None` for those of other groups.
 pub fn document(path: &str) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let known = |name: &str| GROUPS.into_iter().find(|(group, _)| *group == name);

@@ -37,7 +37,8 @@ pub fn uuid() -> String {
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// `base` and a random suffix: 58 characters are 63 without it. Upstream: `SimpleNameGenerator`.
+/// Returns `base` with a random suffix: 58 characters are 63 with it. Upstream:
+/// `SimpleNameGenerator`.
 pub fn generated_name(base: &str) -> String {
     let base: String = base.chars().take(58).collect();
     let suffix: String =
@@ -72,8 +73,8 @@ pub fn take_added(object: &mut Value, asked: &[String]) -> Vec<(String, Value)> 
     added.into_iter().filter_map(|key| spec.remove_entry(&key)).collect()
 }
 
-/// Whether two objects are equal without metadata and status. A change of the rest increases the
-/// generation.
+/// Returns whether two objects are equal without metadata and status. A change of the rest
+/// increases the generation.
 pub fn same_content(a: &Value, b: &Value) -> bool {
     let content = |object: &Value| {
         let mut map = object.as_object().cloned().unwrap_or_default();
@@ -84,7 +85,7 @@ pub fn same_content(a: &Value, b: &Value) -> bool {
     content(a) == content(b)
 }
 
-/// A value as Go's `%v` prints it.
+/// Formats a value as Go's `%v` prints it.
 pub fn go_text(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {

@@ -243,6 +243,7 @@ impl RealServer {
     }
 }
 
+/// Writes the kubeconfig of a user of the real API server, and returns its path.
 fn write_kubeconfig(
     dir: &Path,
     user: &str,

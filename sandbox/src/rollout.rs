@@ -32,7 +32,7 @@ pub struct Rollout {
 }
 
 impl Rollout {
-    /// The progress of an object of one of the workload kinds.
+    /// Computes the progress of an object of one of the workload kinds.
     pub fn of(kind: &str, object: &Value) -> Rollout {
         let number = |at: &str| object.pointer(at).and_then(Value::as_i64);
         let status = |field: &str| number(&format!("/status/{field}")).unwrap_or(0);

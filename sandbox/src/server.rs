@@ -55,7 +55,7 @@ pub struct SandboxOptions {
 }
 
 impl SandboxOptions {
-    /// Defaults: a free port of the loopback address, the system's clock.
+    /// Returns the defaults: a free port of the loopback address, the system's clock.
     pub fn new(dir: impl Into<PathBuf>) -> SandboxOptions {
         SandboxOptions {
             dir: dir.into(),
@@ -223,12 +223,12 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// The API, for use within the process.
+    /// Returns the API, for use within the process.
     pub fn api(&self) -> &Arc<Api> {
         &self.api
     }
 
-    /// The requests of each program so far.
+    /// Returns the requests of each program so far.
     pub fn traffic(&self) -> &Traffic {
         &self.traffic
     }
@@ -242,8 +242,7 @@ impl Sandbox {
         self.address
     }
 
-    /// Serves the API on a further port, whose requests pass through what `wrap` makes of the
-    /// server's handler.
+    /// Serves the API on one more port. `wrap` makes that port's handler from the server's.
     pub async fn listen(
         &self,
         wrap: impl FnOnce(Handler) -> Handler,
@@ -258,7 +257,7 @@ impl Sandbox {
         Ok(address)
     }
 
-    /// The administrator's kubeconfig file.
+    /// Returns the administrator's kubeconfig file.
     pub fn kubeconfig(&self) -> PathBuf {
         self.dir.join("kubeconfig")
     }
@@ -274,6 +273,8 @@ impl Sandbox {
         self.write_user(&plain, &format!("{plain}.kubeconfig"), user, groups)
     }
 
+    /// Issues a client certificate to a user, and writes it, its key and a kubeconfig that refers
+    /// to both. Returns the path of the kubeconfig.
     fn write_user(
         &self,
         files: &str,

@@ -33,6 +33,7 @@ impl ApiError {
         ApiError { code, reason, message: message.into(), details: Value::Null, retry_after: None }
     }
 
+    /// Returns the `Status` object that a client gets for this error.
     pub fn to_json(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -5,6 +5,8 @@ use k8s_openapi::api::core::v1::AppArmorProfile;
 use super::Rejection;
 use crate::pod::{APP_ARMOR, Pod, PodExt};
 
+/// Checks that a pod's AppArmor profile can be applied.
+///
 /// # Errors
 /// A pod that has not started names a profile, and the machine does not have AppArmor.
 pub fn check(pod: &Pod, has_app_armor: bool) -> Result<(), Rejection> {
@@ -16,7 +18,8 @@ pub fn check(pod: &Pod, has_app_armor: bool) -> Result<(), Rejection> {
     }
 }
 
-/// Whether the pod names a profile, in a field or in an old annotation. Upstream: `isRequired`.
+/// Returns whether the pod names a profile, in a field or in an old annotation. Upstream:
+/// `isRequired`.
 fn is_required(pod: &Pod) -> bool {
     let of_pod = pod.spec().security_context.as_ref();
     let of_pod = of_pod.and_then(|context| context.app_armor_profile.as_ref());

@@ -4,6 +4,8 @@
 use super::Rejection;
 use crate::pod::{Container, Pod, PodExt};
 
+/// Checks that this kubelet has all features that the pod needs.
+///
 /// # Errors
 /// The names of upstream's features that the pod needs and this kubelet does not have, in the order of
 /// the alphabet.

@@ -74,7 +74,8 @@ pub fn admit(pod: &Pod, inputs: &Inputs<'_>) -> Result<Admitted, Rejection> {
     Ok(admitted)
 }
 
-/// Other pods end for a critical one that lacks only resources. Upstream: `HandleAdmissionFailure`.
+/// Chooses other pods that end for a critical one that lacks only resources. Upstream:
+/// `HandleAdmissionFailure`.
 fn make_room(
     pod: &Pod,
     misfits: Vec<Rejection>,

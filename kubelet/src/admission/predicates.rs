@@ -19,7 +19,7 @@ const OS: (&str, &str) = ("kubernetes.io/os", "linux");
 /// A host port of all of the machine's addresses.
 const ANY_ADDRESS: &str = "0.0.0.0";
 
-/// Checks what no preemption could mend.
+/// Checks that the node's operating system and runtime suit a pod, which no preemption could mend.
 ///
 /// # Errors
 /// The pod is of another operating system, or needs a runtime that handles its groups. While the
@@ -43,7 +43,8 @@ pub fn check_system(pod: &Pod, node: &core::Node) -> Result<(), Rejection> {
     }
 }
 
-/// Why the pod does not fit the node beside the `others`, in upstream's order; empty: it fits.
+/// Lists why the pod does not fit the node beside the `others`, in upstream's order; empty: it
+/// fits.
 pub fn misfits(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Rejection> {
     let mut misfits: Vec<Rejection> =
         shortages(pod, node, others).into_iter().map(Rejection::Insufficient).collect();
@@ -79,14 +80,15 @@ pub fn misfits(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Rejecti
     misfits
 }
 
-/// The node's labels; that of the operating system is always right. Upstream:
+/// Returns the node's labels; that of the operating system is always right. Upstream:
 /// `rejectPodAdmissionBasedOnOSSelector`.
 fn labels(node: &core::Node) -> Labels {
     let own = node.metadata.labels.iter().flatten();
     own.map(|(key, value)| (key.as_str(), value.as_str())).chain([OS]).collect()
 }
 
-/// Upstream: `nodeaffinity.GetRequiredNodeAffinity`.
+/// Reads the node selector and the required node affinity of a pod. Upstream:
+/// `nodeaffinity.GetRequiredNodeAffinity`.
 fn affinity(pod: &Pod) -> NodeAffinity {
     let spec = pod.spec();
     let affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
@@ -100,7 +102,7 @@ fn affinity(pod: &Pod) -> NodeAffinity {
     }
 }
 
-/// Upstream: `nodeports.Fits`.
+/// Returns whether another pod uses a host port that this one needs. Upstream: `nodeports.Fits`.
 fn has_port_conflict(pod: &Pod, others: &[Arc<Pod>]) -> bool {
     let own: Vec<HostPort<'_>> = host_ports(pod).collect();
     let is_own = |used: HostPort<'_>| own.iter().any(|port| port.conflicts(&used));
@@ -122,7 +124,7 @@ impl HostPort<'_> {
     }
 }
 
-/// The host ports of the containers that run as long as the pod does. Upstream:
+/// Lists the host ports of the containers that run as long as the pod does. Upstream:
 /// `schedutil.GetHostPorts`.
 fn host_ports(pod: &Pod) -> impl Iterator<Item = HostPort<'_>> {
     let sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
@@ -149,7 +151,7 @@ fn has_untolerated_taint(pod: &Pod, node: &core::Node) -> bool {
     })
 }
 
-/// Whether the pod tolerates a taint. Comparisons tolerate nothing: upstream's feature gate
+/// Returns whether the pod tolerates a taint. Comparisons tolerate nothing: upstream's feature gate
 /// `TaintTolerationComparisonOperators` is off.
 pub(super) fn tolerates(pod: &Pod, key: &str, value: &str, effect: &str) -> bool {
     let taint =

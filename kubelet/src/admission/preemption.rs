@@ -12,7 +12,7 @@ use crate::pod::{Pod, PodExt, QosClass};
 /// What has still to be freed: resources with amounts above zero.
 pub type Needs = Vec<(String, i64)>;
 
-/// The pods that end for `pod`, the lowest class first; without shortages none.
+/// Chooses the pods that end for `pod`, the lowest class first; without shortages none.
 ///
 /// # Errors
 /// The end of all pods that it may preempt would not free enough.
@@ -40,16 +40,17 @@ pub fn choose(
     Ok([best_effort, burstable, guaranteed].concat())
 }
 
-/// Upstream: `kubetypes.Preemptable`.
+/// Returns whether `other` may end for `pod`. Upstream: `kubetypes.Preemptable`.
 fn may_preempt(pod: &Pod, other: &Pod) -> bool {
     is_critical(pod) && !is_critical(other)
         || match (pod.spec().priority, other.spec().priority) {
             (Some(own), Some(others)) => own > others,
+            // Only a critical pod preempts without a priority.
             _ => false,
         }
 }
 
-/// The needs that remain when these pods have ended.
+/// Returns the needs that remain when these pods have ended.
 fn after<const N: usize>(needs: &Needs, ended: [&Vec<Arc<Pod>>; N]) -> Needs {
     let rest = |(resource, amount): &(String, i64)| {
         let freed = ended.into_iter().flatten().map(|pod| freed_by(pod, resource));
@@ -76,8 +77,8 @@ fn closest(mut pods: Vec<Arc<Pod>>, mut needs: Needs) -> Vec<Arc<Pod>> {
     chosen
 }
 
-/// How far the end of a pod is from what is needed: 0 if it is enough, at most 1 for each resource,
-/// so that all weigh the same.
+/// Returns how far the end of a pod is from what is needed: 0 if it is enough, at most 1 for each
+/// resource, so that all weigh the same.
 fn distance(needs: &Needs, pod: &Pod) -> f64 {
     let part = |(resource, amount): &(String, i64)| {
         let rest = amount.saturating_sub(freed_by(pod, resource));
@@ -86,7 +87,7 @@ fn distance(needs: &Needs, pod: &Pod) -> f64 {
     needs.iter().map(part).sum()
 }
 
-/// Upstream: `smallerResourceRequest`.
+/// Orders pods by their requests of memory, then of CPU. Upstream: `smallerResourceRequest`.
 fn by_requests(a: &Pod, b: &Pod) -> Ordering {
     let requests = |pod: &Pod| (freed_by(pod, "memory"), freed_by(pod, "cpu"));
     requests(a).cmp(&requests(b))

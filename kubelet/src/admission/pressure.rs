@@ -11,6 +11,8 @@ use crate::pod::{Pod, QosClass};
 /// The taint of a node with too little memory.
 const MEMORY_PRESSURE: &str = "node.kubernetes.io/memory-pressure";
 
+/// Checks that the node's pressure lets the pod in.
+///
 /// # Errors
 /// The node has too little of something. With too little memory alone only best-effort pods are
 /// rejected, and critical ones never.

@@ -38,7 +38,7 @@ pub enum Rejection {
 }
 
 impl Rejection {
-    /// Upstream's reason.
+    /// Returns upstream's reason.
     pub fn reason(&self) -> Cow<'static, str> {
         match self {
             Rejection::Insufficient(shortage) => format!("OutOf{}", shortage.resource).into(),
@@ -55,8 +55,8 @@ impl Rejection {
         }
     }
 
-    /// The reason in upstream's metric, which names known reasons only. Upstream's list has no
-    /// predicates. Upstream: `recordAdmissionRejection`.
+    /// Returns the reason in upstream's metric, which names known reasons only. Upstream's list has
+    /// no predicates. Upstream: `recordAdmissionRejection`.
     pub fn metric_label(&self) -> Cow<'static, str> {
         match self {
             Rejection::Misfit { .. } => "Other".into(),
@@ -120,7 +120,7 @@ impl fmt::Display for Rejection {
 
 impl Error for Rejection {}
 
-/// The type of the node's condition.
+/// Returns the type of the node's condition.
 fn condition(pressure: Pressure) -> &'static str {
     match pressure {
         Pressure::Memory => "MemoryPressure",

@@ -27,18 +27,18 @@ pub struct Shortage {
 }
 
 impl Shortage {
-    /// What other pods would have to free.
+    /// Returns what other pods would have to free.
     pub fn missing(&self) -> i64 {
         self.requested.saturating_sub(self.capacity.saturating_sub(self.used))
     }
 
-    /// Whether it is a resource that each node has.
+    /// Returns whether it is a resource that each node has.
     pub fn is_of_node(&self) -> bool {
         self.resource == PODS || OF_EVERY_NODE.contains(&&*self.resource)
     }
 }
 
-/// The resources of which the node has too little for the pod beside the `others`. Extended
+/// Lists the resources of which the node has too little for the pod beside the `others`. Extended
 /// resources that the node does not have are ignored: other components of the cluster count them.
 /// Upstream: `removeMissingExtendedResources`.
 pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Shortage> {
@@ -71,8 +71,9 @@ pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Short
     shortages
 }
 
-/// The pod with the requests that its containers still have by its status, where those are larger:
-/// what a resize gives back is free once the runtime has taken it. Upstream: `UseStatusResources`.
+/// Returns the pod with the requests that its containers still have by its status, where those are
+/// larger: what a resize gives back is free once the runtime has taken it. Upstream:
+/// `UseStatusResources`.
 fn with_actuated(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
     let statuses: Vec<&core::ContainerStatus> =
@@ -106,7 +107,7 @@ fn raise(pod: &mut Cow<'_, Pod>, name: &str, resource: &str, amount: &ListedQuan
     }
 }
 
-/// What a pod requests, with its overhead.
+/// Returns what a pod requests, with its overhead.
 fn requests(pod: &Pod) -> BTreeMap<String, i64> {
     let spec = pod.spec();
     let of_containers = pod.all_containers().map(|container| container.resources.as_ref());
@@ -117,8 +118,8 @@ fn requests(pod: &Pod) -> BTreeMap<String, i64> {
     names.map(|name| (name.clone(), pod_amount(pod, name, false))).collect()
 }
 
-/// What the end of a pod frees: one pod, or what it requests. The overhead counts beside requests
-/// only. Upstream: `resource.GetResourceRequest`.
+/// Returns what the end of a pod frees: one pod, or what it requests. The overhead counts beside
+/// requests only. Upstream: `resource.GetResourceRequest`.
 pub fn freed_by(pod: &Pod, resource: &str) -> i64 {
     match resource {
         PODS => 1,
@@ -127,7 +128,7 @@ pub fn freed_by(pod: &Pod, resource: &str) -> i64 {
     }
 }
 
-/// Whether a node's amount of a resource limits its pods. Upstream:
+/// Returns whether a node's amount of a resource limits its pods. Upstream:
 /// `schedutil.IsScalarResourceName`.
 fn is_counted(resource: &str) -> bool {
     OF_EVERY_NODE.contains(&resource)
@@ -136,7 +137,7 @@ fn is_counted(resource: &str) -> bool {
         || ["hugepages-", "attachable-volumes-"].iter().any(|prefix| resource.starts_with(prefix))
 }
 
-/// Upstream: `IsExtendedResourceName`.
+/// Returns whether a resource is outside Kubernetes' own. Upstream: `IsExtendedResourceName`.
 fn is_extended(resource: &str) -> bool {
     resource.contains('/')
         && !resource.contains("kubernetes.io/")

@@ -64,7 +64,8 @@ enum Namespace {
 }
 
 impl Namespace {
-    /// `None`: all of the machine share the sysctl, as far as is known.
+    /// Returns the namespace to which a sysctl belongs. `None`: all of the machine share it, as far
+    /// as is known.
     fn of(name: &str) -> Option<Namespace> {
         let of_ipc = [
             "kernel.sem",
@@ -87,7 +88,7 @@ impl Namespace {
         }
     }
 
-    /// The name in upstream's messages.
+    /// Returns the name in upstream's messages.
     fn name(self) -> &'static str {
         match self {
             Namespace::Ipc => "IPC",
@@ -95,7 +96,7 @@ impl Namespace {
         }
     }
 
-    /// Whether the pod shares the host's.
+    /// Returns whether the pod shares the host's.
     fn is_of_host(self, pod: &Pod) -> bool {
         match self {
             Namespace::Ipc => pod.spec().host_ipc == Some(true),
@@ -112,7 +113,8 @@ pub struct Allowlist {
 }
 
 impl Allowlist {
-    /// The safe sysctls of a kernel, and those of `patterns`: names, or starts of names with `*`.
+    /// Lists the safe sysctls of a kernel, and those of `patterns`: names, or starts of names with
+    /// `*`.
     ///
     /// # Errors
     /// A pattern is malformed, or names sysctls that all of the machine share.
@@ -136,6 +138,8 @@ impl Allowlist {
         Ok(list)
     }
 
+    /// Checks that the pod may set all of its sysctls.
+    ///
     /// # Errors
     /// The first sysctl of the pod that it may not set.
     pub(super) fn check(&self, pod: &Pod) -> Result<(), Rejection> {
@@ -161,8 +165,8 @@ impl Allowlist {
     }
 }
 
-/// The form with dots: names whose first separator is a slash have the two exchanged, as a dot may
-/// be part of a device's name. Upstream: `NormalizeName`.
+/// Returns the form with dots: names whose first separator is a slash have the two exchanged, as a
+/// dot may be part of a device's name. Upstream: `NormalizeName`.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']).map(|at| &name[at..=at]) {
         Some("/") => name
@@ -177,8 +181,8 @@ fn with_dots(name: &str) -> String {
     }
 }
 
-/// Words of lower-case letters, digits, `-` and `_`, the last of which may end with `*`. Upstream:
-/// `IsValidSysctlPattern`.
+/// Returns whether a text is the name of a sysctl or a pattern: words of lower-case letters,
+/// digits, `-` and `_`, the last of which may end with `*`. Upstream: `IsValidSysctlPattern`.
 fn is_pattern(text: &str) -> bool {
     let is_inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let is_word = |word: &str| {
@@ -198,7 +202,7 @@ fn is_pattern(text: &str) -> bool {
     text.len() <= MAX_LENGTH && words.into_iter().all(is_word) && is_last
 }
 
-/// The version of the kernel that runs, by the start of its release.
+/// Returns the version of the kernel that runs, by the start of its release.
 pub fn kernel_version(release: &str) -> Option<KernelVersion> {
     let mut parts = release.split(|character: char| !character.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

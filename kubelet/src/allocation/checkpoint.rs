@@ -51,7 +51,7 @@ impl Checkpoint {
         Ok(Checkpoint { path, pods: Mutex::new(pods), written: Arc::new(checksum.into()) })
     }
 
-    /// The resources of a pod; `None`: there is no record of it.
+    /// Returns the resources of a pod; `None`: there is no record of it.
     pub fn get(&self, uid: &str) -> Option<PodResources> {
         self.pods.lock().get(uid).cloned()
     }
@@ -102,6 +102,7 @@ impl Checkpoint {
         self.pods.lock().retain(|uid, _| known(uid));
     }
 
+    /// Writes the allocations of all pods to the file, unless it has them already.
     async fn write(&self) -> Result<(), Error> {
         let mut written = self.written.lock_arc().await;
         let entries = self.pods.lock().clone();
@@ -136,14 +137,14 @@ fn restore(path: &Path, content: &[u8]) -> Result<Restored, Error> {
     Ok((entries, Some(expected)))
 }
 
-/// Upstream: `checksum.New`: FNV-1a of 32 bits of Go's dump of the text.
+/// Computes FNV-1a of 32 bits of Go's dump of the text. Upstream: `checksum.New`.
 fn checksum(data: &str) -> u64 {
     let dump = format!("(string){data}");
     let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     u64::from(dump.bytes().fold(0x811c_9dc5, add))
 }
 
-/// After a power cut the file has its old or its new content.
+/// Replaces a file: after a power cut it has its old or its new content.
 fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let new = path.with_extension("tmp");
     let mut file = fs::File::create(&new)?;

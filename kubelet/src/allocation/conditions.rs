@@ -36,7 +36,7 @@ pub struct ResizeState {
 }
 
 impl ResizeState {
-    /// As the pod's status shows them.
+    /// Returns the conditions as the pod's status shows them.
     pub fn conditions(&self) -> Vec<PodCondition> {
         let all = [(PENDING, &self.pending), (IN_PROGRESS, &self.in_progress)];
         let present = all.into_iter().filter_map(|(kind, one)| Some((kind, one.as_ref()?)));
@@ -52,7 +52,7 @@ impl ResizeState {
         shown.collect()
     }
 
-    /// Since when the resize waits.
+    /// Returns the time since which the resize waits.
     pub fn pending_since(&self) -> Option<Timestamp> {
         self.pending.as_ref().map(|pending| pending.since)
     }
@@ -90,7 +90,7 @@ impl ResizeConditions {
         self.pods.lock().get(uid).cloned().unwrap_or_default()
     }
 
-    /// A resize waits. Returns whether its reason or its generation is new.
+    /// Records that a resize is deferred. Returns whether its reason or its generation is new.
     pub fn set_pending(
         &self,
         uid: &Uid,
@@ -119,7 +119,8 @@ impl ResizeConditions {
         self.take(uid, |state| state.pending.take()).is_some()
     }
 
-    /// A resize that was allocated begins: of an earlier one nothing is known any more.
+    /// Records that a resize that was allocated begins: of an earlier one nothing is known any
+    /// more.
     pub fn begin(&self, uid: &Uid, generation: Option<i64>, now: Timestamp) {
         let mut pods = self.pods.lock();
         let state = pods.entry(uid.clone()).or_default();
@@ -127,7 +128,7 @@ impl ResizeConditions {
         state.in_progress = Some(Condition { reason: None, message: None, generation, since: now });
     }
 
-    /// A resize is under way. What is known of it stays.
+    /// Records that a resize is under way; what is known of it stays.
     pub fn keep_in_progress(&self, uid: &Uid, generation: Option<i64>, now: Timestamp) {
         let mut pods = self.pods.lock();
         let state = pods.entry(uid.clone()).or_default();
@@ -135,7 +136,8 @@ impl ResizeConditions {
         state.in_progress.get_or_insert_with(new);
     }
 
-    /// A resize under way has failed. Returns the generation of its pod when the message is new.
+    /// Records that a resize under way has failed. Returns the generation of its pod when the
+    /// message is new.
     pub fn fail(
         &self,
         uid: &Uid,
@@ -160,18 +162,18 @@ impl ResizeConditions {
         (!is_same).then_some(generation)
     }
 
-    /// No resize is under way. Returns the generation of the pod of one that was.
+    /// Records that no resize is under way. Returns the generation of the pod of one that was.
     pub fn complete(&self, uid: &str) -> Option<Option<i64>> {
         let condition = self.take(uid, |state| state.in_progress.take())?;
         Some(condition.generation)
     }
 
-    /// The pod has ended.
+    /// Forgets a pod that has ended.
     pub fn clear(&self, uid: &str) {
         self.pods.lock().remove(uid);
     }
 
-    /// How many resizes wait, and how many are under way.
+    /// Returns how many resizes wait, and how many are under way.
     pub fn counts(&self) -> (usize, usize) {
         let pods = self.pods.lock();
         let pending = pods.values().filter(|state| state.pending.is_some()).count();
@@ -184,6 +186,7 @@ impl ResizeConditions {
         self.pods.lock().retain(|uid, _| known(uid));
     }
 
+    /// Takes a condition from a pod's state, and forgets the pod if nothing else is known of it.
     fn take(
         &self,
         uid: &str,

@@ -28,7 +28,7 @@ pub struct PodResources {
     pub pod_level_resources: Option<ResourceRequirements>,
 }
 
-/// Go writes a map that is not set as null.
+/// Decodes a map, which Go writes as null when it is not set.
 fn null_is_empty<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, ResourceRequirements>, D::Error> {
@@ -36,7 +36,7 @@ fn null_is_empty<'de, D: serde::Deserializer<'de>>(
 }
 
 impl PodResources {
-    /// The resources that a pod's definition asks for. Upstream: `allocationFromPod`.
+    /// Returns the resources that a pod's definition asks for. Upstream: `allocationFromPod`.
     pub fn of(pod: &Pod) -> PodResources {
         let spec = pod.spec.as_ref();
         let containers = spec
@@ -50,8 +50,8 @@ impl PodResources {
         }
     }
 
-    /// The pod with these resources in place of those of its definition; `None`: they are the same.
-    /// Containers without a record keep their own. Upstream: `updatePodFromAllocation`.
+    /// Returns the pod with these resources in place of those of its definition; `None`: they are
+    /// the same. Containers without a record keep their own. Upstream: `updatePodFromAllocation`.
     pub fn apply(&self, pod: &Pod) -> Option<Pod> {
         let wanted = PodResources::of(pod);
         let none = ResourceRequirements::default();
@@ -75,7 +75,7 @@ impl PodResources {
     }
 }
 
-/// Whether both have the same amounts, in any notation. Upstream: `Semantic.DeepEqual`.
+/// Returns whether both have the same amounts, in any notation. Upstream: `Semantic.DeepEqual`.
 fn is_equal(a: &ResourceRequirements, b: &ResourceRequirements) -> bool {
     let names = [&a.requests, &b.requests, &a.limits, &b.limits].into_iter().flatten();
     let mut names = names.flat_map(BTreeMap::keys);

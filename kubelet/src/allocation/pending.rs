@@ -6,17 +6,17 @@ use kube_controller_manager::objects::Timestamp;
 
 use crate::pod::{Pod, PodExt, QosClass, of_pod};
 
-/// Whether the pod asks for more CPU or memory than is allocated to it.
-/// Upstream: `isResizeIncreasingRequests`.
+/// Returns whether the pod asks for more CPU or memory than is allocated to it. Upstream:
+/// `isResizeIncreasingRequests`.
 pub fn requests_grow(wanted: &Pod, allocated: &Pod) -> bool {
     let request = |pod: &Pod, resource: &str| of_pod(pod, resource, false);
     let grows = |resource| request(wanted, resource).compare(request(allocated, resource)).is_gt();
     ["memory", "cpu"].into_iter().any(grows)
 }
 
-/// Which of two pods is tried first: one that asks for less, the higher priority, the class
-/// Guaranteed, the one that waits longer. `grows`: whether it asks for more; `since`: when it began to
-/// wait.
+/// Orders two pods by which is tried first: one that asks for less, the higher priority, the class
+/// Guaranteed, the one that waits longer. `grows`: whether it asks for more; `since`: when it began
+/// to wait.
 pub fn order(a: (&Pod, bool, Option<Timestamp>), b: (&Pod, bool, Option<Timestamp>)) -> Ordering {
     let ((a, a_grows, a_since), (b, b_grows, b_since)) = (a, b);
     let priority = |pod: &Pod| pod.spec().priority.unwrap_or(0);

@@ -109,7 +109,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Upstream: `ValidateKubeletConfiguration`.
+    /// Reads from the configuration which cgroups limits are enforced on. Upstream:
+    /// `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// All but those of [`start`].
@@ -145,6 +146,8 @@ impl Keys {
     }
 }
 
+/// Widens what is enforced by one word of the list; an error if the word has no cgroup, or if both
+/// of its forms are given.
 fn add(scope: &mut Scope, word: &str, cgroup: &str, field: &'static str) -> Result<(), Error> {
     if cgroup.is_empty() {
         return Err(Error::NoCgroup { field, word: word.to_owned() });
@@ -165,8 +168,8 @@ pub struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    /// The limits of all pods together. Without enforcement they are the machine's: the kernel's
-    /// default share of CPU is too low.
+    /// Returns the limits of all pods together. Without enforcement they are the machine's: the
+    /// kernel's default share of CPU is too low.
     fn of_pods(&self, max_pids: Option<i64>) -> Limits {
         let limit = |resource: &str, capacity: Quantity| match self.keys.pods {
             true => self.resources.pod_limit(resource, capacity),
@@ -184,7 +187,7 @@ impl Settings<'_> {
     }
 }
 
-/// The limits of a reservation. Upstream: `getCgroupConfigInternal`.
+/// Returns the limits of a reservation. Upstream: `getCgroupConfigInternal`.
 fn of_reservation(reserved: &Amounts, scope: Scope) -> Limits {
     let of = |resource: &str| reserved.get(resource).copied();
     let all = |resource: &str| of(resource).filter(|_| scope == Scope::All).map(Quantity::value);
@@ -261,7 +264,8 @@ fn limit_reservation(cgroups: &Cgroups, cgroup: &str, limits: Limits) -> Result<
     cgroups.limit_existing(cgroup, limits).map_err(|error| error.to_string())
 }
 
-/// Returns whether the limit is set.
+/// Limits the cgroup of all pods to what the node has for pods, and records an event about the
+/// outcome. Returns whether the limit is set.
 fn limit_pods(cgroups: &Cgroups, limits: Limits, node: &str) -> bool {
     match cgroups.limit_pods(limits) {
         Ok(()) => {

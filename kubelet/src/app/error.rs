@@ -50,7 +50,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` of the errors of what a setting names.
+    /// Converts an error about a setting, for `map_err`.
     pub(super) fn of<E: Into<Box<dyn StdError + Send + Sync>>>(
         setting: impl Into<String>,
     ) -> impl FnOnce(E) -> Error {

@@ -405,7 +405,7 @@ async fn serve(
     Ok(())
 }
 
-/// The ids that pods with user namespaces get.
+/// Finds the ids that pods with user namespaces get.
 fn user_namespaces(
     configuration: &Configuration,
     folders: &Folders,
@@ -431,7 +431,7 @@ fn send_events(
     broadcaster
 }
 
-/// Starts what keeps the Node and its lease in the API server.
+/// Starts the tasks that keep the Node and its lease up to date in the API server.
 fn keep_node(
     client: &Client,
     node_sync: NodeSync,
@@ -475,7 +475,7 @@ fn keep_volumes(parts: Parts, node: Option<NodeInfo>, stop: &StopToken) -> Volum
     volumes
 }
 
-/// What the machine has, and what is reserved of it.
+/// Computes what the machine has, and what is reserved of it.
 fn resources(
     configuration: &Configuration,
     machine: &MachineInfo,
@@ -587,7 +587,8 @@ async fn check_runtime(
     Ok((version.runtime_name, driver))
 }
 
-/// The kubelet is among the last processes that the kernel ends for memory.
+/// Sets the kubelet's OOM score, so that it is among the last processes that the kernel ends for
+/// memory.
 fn set_oom_score(configuration: &Configuration) -> Result<(), Error> {
     let score = configuration.oom_score_adj;
     if !(-1000..=1000).contains(&score) {
@@ -599,7 +600,7 @@ fn set_oom_score(configuration: &Configuration) -> Result<(), Error> {
     Ok(())
 }
 
-/// `None`: without cgroups of classes.
+/// Creates the manager of cgroups; `None`: without cgroups of classes.
 fn make_cgroups(
     configuration: &Configuration,
     node: &Node,
@@ -618,6 +619,8 @@ fn make_cgroups(
     Ok(Some(Arc::new(Cgroups::new(&settings, hierarchy))))
 }
 
+/// Starts to read static pods from the folder and the URL of the configuration, and returns these
+/// sources.
 fn start_sources(
     settings: &Settings,
     node: &str,
@@ -674,7 +677,8 @@ fn headers(configuration: &Configuration) -> Result<HeaderMap, Error> {
     Ok(headers)
 }
 
-/// Upstream: `nodeutil.GetHostname`.
+/// Returns the name of the Node: the given one, else the machine's, in lower case. Upstream:
+/// `nodeutil.GetHostname`.
 fn node_name(settings: &Settings) -> String {
     let machine = rustix::system::uname();
     let name = match settings.hostname.as_str() {
@@ -704,7 +708,7 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
     }
 }
 
-/// 2 where the unified hierarchy is mounted.
+/// Returns the version of cgroups: 2 where the unified hierarchy is mounted.
 fn cgroup_version() -> i64 {
     if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2 } else { 1 }
 }

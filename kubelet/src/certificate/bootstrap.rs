@@ -54,8 +54,9 @@ pub struct Configs {
 }
 
 impl Places {
-    /// Without a usable kubeconfig it is written, for the certificate to come, and the bootstrap
-    /// credential is used until then.
+    /// Loads the client's configuration, and the one with which certificates are requested. Without
+    /// a usable kubeconfig it is written, for the certificate to come, and the bootstrap credential
+    /// is used until then.
     pub(super) fn configs(&self, clock: &SharedClock) -> Result<Configs, Error> {
         let load = |path: &Path, which| {
             Config::from_kubeconfig(path, None, None)
@@ -81,8 +82,8 @@ impl Places {
         Ok(Configs { bootstrap, client, is_bootstrapping: true })
     }
 
-    /// Whether the kubeconfig is there and can be used, with a client certificate that is not
-    /// expired. Upstream: `isClientConfigStillValid`.
+    /// Returns whether the kubeconfig is there and can be used, with a client certificate that is
+    /// not expired. Upstream: `isClientConfigStillValid`.
     ///
     /// # Errors
     /// When the file is there but cannot be accessed.
@@ -193,8 +194,8 @@ impl Places {
         self.write_kubeconfig(&config, &store.current_path())
     }
 
-    /// The key of an earlier run whose certificate was not issued, or a new one. Upstream:
-    /// `LoadOrGenerateKeyFile`, which fails when a crash has left a part of the file.
+    /// Loads the key of an earlier run whose certificate was not issued, or makes a new one.
+    /// Upstream: `LoadOrGenerateKeyFile`, which fails when a crash has left a part of the file.
     fn unsigned_key(&self, file: &Path) -> Result<PrivateKey, Error> {
         match fs::read(file) {
             Ok(text) => match PrivateKey::from_pem(&text, &file.display().to_string()) {
@@ -211,8 +212,8 @@ impl Places {
     }
 }
 
-/// The file that a path names: a symbolic link to it stays when the file is replaced. A link to no
-/// file is followed once.
+/// Returns the file that a path names: a symbolic link to it stays when the file is replaced. A
+/// link to no file is followed once.
 fn target(path: &Path) -> PathBuf {
     let linked = || {
         let link = fs::read_link(path).ok()?;
@@ -221,7 +222,7 @@ fn target(path: &Path) -> PathBuf {
     fs::canonicalize(path).ok().or_else(linked).unwrap_or_else(|| path.to_owned())
 }
 
-/// `Err`: why a kubeconfig cannot be used.
+/// Checks that a kubeconfig can be used. `Err`: why not.
 fn usable(path: &Path, clock: &SharedClock) -> Result<(), String> {
     let config = Config::from_kubeconfig(path, None, None).map_err(|error| error.to_string())?;
     // Reads all of its files.
@@ -244,8 +245,8 @@ fn check_expiration(chain: &[u8], now: Timestamp) -> Result<(), String> {
     Ok(())
 }
 
-/// The name of the request for a certificate: the same for the same key, subject and usages, also
-/// of upstream's kubelet. Upstream: `digestedName`.
+/// Computes the name of the request for a certificate: the same for the same key, subject and
+/// usages, also of upstream's kubelet. Upstream: `digestedName`.
 fn request_name(key: &PrivateKey, template: &Template, usages: &[&str]) -> String {
     let mut context = Context::new(&SHA512_256);
     let parts = [&key.public_key[..], template.common_name.as_bytes()];
@@ -257,7 +258,7 @@ fn request_name(key: &PrivateKey, template: &Template, usages: &[&str]) -> Strin
     format!("node-csr-{}", URL_SAFE_NO_PAD.encode(context.finish()))
 }
 
-/// `Err`: the last failure.
+/// Waits until the API server answers. `Err`: the last failure, after the timeout.
 async fn wait_for_server(config: &Config, clock: &SharedClock) -> Result<(), String> {
     let config = Config { timeout: TRY_TIMEOUT, ..config.clone() };
     let client = Client::new(config, clock.clone()).map_err(|error| error.to_string())?;

@@ -92,8 +92,8 @@ pub async fn submit(
     }
 }
 
-/// Why an existing request cannot be taken for this one. The API server has checked its signature
-/// with the key in it. Upstream: `ensureCompatible`.
+/// Returns why an existing request cannot be taken for this one; `None`: it can. The API server has
+/// checked its signature with the key in it. Upstream: `ensureCompatible`.
 fn incompatibility(
     object: &CertificateSigningRequest,
     template: &Template,
@@ -128,7 +128,7 @@ fn incompatibility(
     expired.then(|| "one of the certificates for the CSR has expired".to_owned())
 }
 
-/// The certificate in PEM.
+/// Returns the issued certificate in PEM, if there is one.
 fn issued(status: &CertificateSigningRequestStatus) -> Option<Vec<u8>> {
     let text = STANDARD.decode(&*status.certificate).ok()?;
     (!text.is_empty()).then_some(text)
@@ -197,7 +197,7 @@ async fn follow(client: &Client, submitted: &Submitted) -> Result<Option<Vec<u8>
     Ok(None)
 }
 
-/// The issued certificate; `None`: it is still to be approved or issued.
+/// Returns the issued certificate; `None`: it is still to be approved or issued.
 fn certificate_of(
     object: &CertificateSigningRequest,
     submitted: &Submitted,

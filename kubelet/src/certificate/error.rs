@@ -42,7 +42,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err`: a failure at `path`.
+    /// Converts a failure at `path`, for `map_err`.
     pub fn file(path: &Path) -> impl FnOnce(io::Error) -> Error + use<'_> {
         move |source| Error::File { path: path.to_owned(), source }
     }

@@ -39,16 +39,16 @@ pub struct PrivateKey {
 }
 
 impl PrivateKey {
-    /// A new ECDSA key over P-256, in PKCS #8. Upstream: `MakeEllipticPrivateKeyPEM`, which writes
-    /// SEC 1.
+    /// Returns a new ECDSA key over P-256, in PKCS #8. Upstream: `MakeEllipticPrivateKeyPEM`, which
+    /// writes SEC 1.
     pub fn generate() -> Result<PrivateKey, Error> {
         let made = KeyPair::generate();
         let made = made.map_err(|source| Error::Make { what: "a private key", source })?;
         PrivateKey::from_pem(made.serialize_pem().as_bytes(), "memory")
     }
 
-    /// The first private key in PEM, in PKCS #1, SEC 1 or PKCS #8; other blocks are skipped. `from`
-    /// names where the text is from.
+    /// Parses the first private key in PEM, in PKCS #1, SEC 1 or PKCS #8; other blocks are skipped.
+    /// `from` names where the text is from.
     pub fn from_pem(pem: &[u8], from: &str) -> Result<PrivateKey, Error> {
         let fault = |fault: String| Error::Key { from: from.to_owned(), fault };
         let der = PrivateKeyDer::from_pem_slice(pem).map_err(|error| fault(error.to_string()))?;
@@ -65,7 +65,7 @@ impl PrivateKey {
         Ok(PrivateKey { pem: pem.to_vec(), public_key, public_bits, algorithm, signer })
     }
 
-    /// Whether it may also encipher other keys.
+    /// Returns whether it may also encipher other keys.
     pub fn is_rsa(&self) -> bool {
         self.signer.scheme() == SignatureScheme::RSA_PKCS1_SHA256
     }
@@ -103,7 +103,8 @@ pub struct Template {
 }
 
 impl Template {
-    /// That of a node's client certificate; with names added, of its serving certificate.
+    /// Returns the template of a node's client certificate; with names added, it is that of its
+    /// serving certificate.
     pub fn of_node(name: &str) -> Template {
         Template {
             common_name: format!("system:node:{name}"),
@@ -113,7 +114,7 @@ impl Template {
         }
     }
 
-    /// A request in PEM, signed with `key`.
+    /// Builds a request in PEM, signed with `key`.
     pub fn request(&self, key: &PrivateKey) -> Result<String, Error> {
         let fault = |source| Error::Make { what: "a certificate request", source };
         let mut params = CertificateParams::default();

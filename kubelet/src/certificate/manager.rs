@@ -104,6 +104,8 @@ pub enum Initial {
 }
 
 impl Manager {
+    /// Creates a manager that shows the initial certificate. An initial one that is to be replaced
+    /// is due for renewal at once.
     pub fn new(
         purpose: Purpose,
         store: Store,
@@ -132,18 +134,18 @@ impl Manager {
         manager
     }
 
-    /// The current certificate; `None`: absent or expired.
+    /// Returns the current certificate; `None`: absent or expired.
     pub fn current(&self) -> Option<Arc<Pair>> {
         let current = self.state.lock().current.clone();
         current.filter(|pair| !pair.is_expired(self.clock.now()))
     }
 
-    /// The certificate as clients of the API server show it.
+    /// Returns the certificate as clients of the API server show it.
     pub fn shown(&self) -> &RenewedCertificate {
         &self.shown
     }
 
-    /// Whether the server answered the last request, if only by a refusal.
+    /// Returns whether the server answered the last request, if only by a refusal.
     pub fn is_server_healthy(&self) -> bool {
         self.state.lock().is_server_healthy
     }
@@ -196,7 +198,7 @@ impl Manager {
         }
     }
 
-    /// When to ask for a certificate; `None`: there is nothing to ask for.
+    /// Returns when to ask for a certificate; `None`: there is nothing to ask for.
     fn due(&self) -> Option<Timestamp> {
         let wanted = self.wanted.get()?;
         let state = self.state.lock();
@@ -206,6 +208,8 @@ impl Manager {
         Some(if satisfies { state.deadline } else { self.clock.now() })
     }
 
+    /// Waits until a certificate must be requested. The clock may be set and the template may
+    /// change meanwhile.
     async fn until_due(&self) {
         loop {
             let changed = self.wanted.listen();
@@ -265,6 +269,8 @@ impl Manager {
         }
     }
 
+    /// Requests a certificate for a new key, and waits until it is issued. Errors: too late, or the
+    /// wanted certificate has changed meanwhile.
     async fn obtain(&self, client: &ClientFn, wanted: &Template) -> Result<Pair, Error> {
         let key = PrivateKey::generate()?;
         let which = "a client to request certificates";
@@ -294,7 +300,8 @@ impl Manager {
         Pair::from_pem(&text, &key.pem, "the certificate that was issued")
     }
 
-    /// Whether neither the current certificate nor the one for `requested` is what is wanted.
+    /// Returns whether neither the current certificate nor the one for `requested` is what is
+    /// wanted.
     fn is_outdated(&self, requested: &Template) -> bool {
         let Some(wanted) = self.wanted.get().filter(|wanted| wanted != requested) else {
             return false;
@@ -302,7 +309,8 @@ impl Manager {
         !self.current().is_some_and(|pair| satisfies(&pair.leaf, &wanted))
     }
 
-    /// Upstream: `updateServerError`.
+    /// Records by an error whether the API server is reachable and only refuses. Upstream:
+    /// `updateServerError`.
     pub fn note_answer(&self, error: &Error) {
         let is_answer = match error {
             // A proxy that ends TLS may answer with 401.
@@ -315,21 +323,21 @@ impl Manager {
     }
 }
 
-/// The pause after this number of failures, at least one.
+/// Returns the pause after this number of failures, at least one.
 fn pause_after(failures: usize) -> Duration {
     let pause = PAUSES[failures.clamp(1, PAUSES.len()) - 1];
     Duration::from_secs(pause).mul_f64(1.0 + 0.1 * fastrand::f64())
 }
 
-/// When a certificate is replaced: at 70 to 90 % of its life, by `share` from 0 to 1, so that nodes
-/// that were made together do not renew together. Upstream: `nextRotationDeadline`.
+/// Returns when a certificate is replaced: at 70 to 90 % of its life, by `share` from 0 to 1, so
+/// that nodes that were made together do not renew together. Upstream: `nextRotationDeadline`.
 fn deadline(leaf: &Certificate, share: f64) -> Timestamp {
     let life = leaf.not_after().duration_since(leaf.not_before());
     leaf.not_before() + life.mul_f64(0.7 + 0.2 * share)
 }
 
-/// Whether a certificate has the subject and all names that are wanted; it may have more. Upstream:
-/// `certSatisfiesTemplate`.
+/// Returns whether a certificate has the subject and all names that are wanted; it may have more.
+/// Upstream: `certSatisfiesTemplate`.
 fn satisfies(leaf: &Certificate, wanted: &Template) -> bool {
     let (dns, ips) = (leaf.dns_names(), leaf.ip_addresses());
     leaf.common_names().any(|name| name == wanted.common_name)

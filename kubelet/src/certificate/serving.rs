@@ -84,9 +84,9 @@ struct Loaded {
 }
 
 impl ServingCertificate {
-    /// Without files and without a request to the API server, the certificate is
-    /// `FOLDER/kubelet.crt` with its key, self-signed for the node's name where they do not exist.
-    /// Reads and writes files.
+    /// Loads the certificate from the given files, or prepares to request one. Without files and
+    /// without a request to the API server, the certificate is `FOLDER/kubelet.crt` with its key,
+    /// self-signed for the node's name where they do not exist. Reads and writes files.
     pub fn new(
         options: &Options,
         node: &str,
@@ -111,8 +111,8 @@ impl ServingCertificate {
         Ok(ServingCertificate(Arc::new(source)))
     }
 
-    /// The addresses of the node's status: what a requested certificate is for. When they change,
-    /// another one is requested; without an IP address among them, none is. Upstream:
+    /// Sets the addresses of the node's status, for which a certificate is requested. When they
+    /// change, another one is requested; without an IP address among them, none is. Upstream:
     /// `newGetTemplateFn`.
     pub fn set_addresses(&self, addresses: &[NodeAddress]) {
         if let Source::Requested { wanted, node, .. } = &*self.0 {
@@ -120,7 +120,7 @@ impl ServingCertificate {
         }
     }
 
-    /// The certificate of the moment.
+    /// Returns the certificate of the moment.
     pub fn current(&self) -> Option<Arc<CertifiedKey>> {
         match &*self.0 {
             Source::Files(files) => Some(files.current()),
@@ -150,6 +150,8 @@ impl ResolvesServerCert for ServingCertificate {
     }
 }
 
+/// Opens the store of a serving certificate that the API server signs; a stored one is used unless
+/// it has expired.
 fn requested(
     folder: &Path,
     files: Option<(PathBuf, PathBuf)>,
@@ -173,6 +175,7 @@ fn requested(
     Ok(Source::Requested { manager, wanted, node: node.to_owned() })
 }
 
+/// Builds the wanted certificate by the node's addresses; `None`: the node has no IP address.
 /// Upstream: `addressesToHostnamesAndIPs`.
 fn template(node: &str, addresses: &[NodeAddress]) -> Option<Template> {
     let (mut dns, mut ips) = (BTreeSet::new(), BTreeSet::new());
@@ -202,7 +205,8 @@ impl Files {
         Ok(Files { certificate, key, loaded: Mutex::new(Loaded { stamps, pair }) })
     }
 
-    /// While the files cannot be used, the former certificate.
+    /// Reads the certificate of the files again if they have changed, and returns it. While the
+    /// files cannot be used, it is the former certificate.
     fn current(&self) -> Arc<CertifiedKey> {
         let mut loaded = self.loaded.lock();
         let stamps = [stamp(&self.certificate), stamp(&self.key)];
@@ -222,8 +226,8 @@ impl Files {
     }
 }
 
-/// `kubelet.crt` and `kubelet.key`, made if they do not exist. A crash may leave a key without its
-/// certificate, which is then made for it.
+/// Makes `kubelet.crt` and `kubelet.key` if they do not exist, and returns their paths. A crash may
+/// leave a key without its certificate, which is then made for it.
 fn self_signed_files(
     folder: &Path,
     host: &str,
@@ -252,8 +256,8 @@ fn self_signed_files(
     Ok((certificate, key))
 }
 
-/// A certificate for `host`, then that of the authority that has signed it, in PEM; the authority's
-/// key is dropped. Upstream: `GenerateSelfSignedCertKey`, whose keys are RSA.
+/// Makes a certificate for `host`, followed by that of the authority that has signed it, in PEM;
+/// the authority's key is dropped. Upstream: `GenerateSelfSignedCertKey`, whose keys are RSA.
 fn self_signed(host: &str, key: &PrivateKey, now: Timestamp) -> Result<String, rcgen::Error> {
     let seconds = now.as_secs();
     let params = |name: String| {

@@ -38,8 +38,8 @@ impl fmt::Debug for Pair {
 }
 
 impl Pair {
-    /// A certificate and its key, both in PEM; they may be in one text. `from` names it in errors.
-    /// Upstream: `tls.X509KeyPair`.
+    /// Parses a certificate and its key, both in PEM; they may be in one text. `from` names it in
+    /// errors. Upstream: `tls.X509KeyPair`.
     pub fn from_pem(certificate: &[u8], key: &[u8], from: &str) -> Result<Pair, Error> {
         let fault = |fault: String| Error::Pair { from: from.to_owned(), fault };
         let chain = pem::certificates(certificate);
@@ -57,7 +57,7 @@ impl Pair {
         Ok(Pair { certificate: text.into_bytes(), key: key.into_bytes(), leaf, certified })
     }
 
-    /// A certificate and its key in files, which may be the same.
+    /// Returns a certificate and its key in files, which may be the same.
     pub fn from_files(certificate: &Path, key: &Path) -> Result<Pair, Error> {
         let from = match certificate == key {
             true => certificate.display().to_string(),
@@ -67,13 +67,13 @@ impl Pair {
         Pair::from_pem(&text, &fs::read(key).map_err(Error::file(key))?, &from)
     }
 
-    /// Whether its life is over.
+    /// Returns whether its life is over.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         now > self.leaf.not_after()
     }
 }
 
-/// A private key in PEM.
+/// Returns a private key in PEM.
 fn key_text(key: &PrivateKeyDer<'_>) -> String {
     let label = match key {
         PrivateKeyDer::Pkcs1(_) => "RSA PRIVATE KEY",
@@ -95,8 +95,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// The store in `folder`, which may be absent. Where an update was cut off between the removal
-    /// of the link and its replacement, as upstream's are, it is completed.
+    /// Opens the store in `folder`, which may be absent. Where an update was cut off between the
+    /// removal of the link and its replacement, as upstream's are, it is completed.
     pub fn open(
         prefix: &'static str,
         folder: &Path,
@@ -112,12 +112,12 @@ impl Store {
         Ok(store)
     }
 
-    /// The link to the current certificate, which may be absent.
+    /// Returns the link to the current certificate, which may be absent.
     pub fn current_path(&self) -> PathBuf {
         self.path("current")
     }
 
-    /// The link that becomes the current one.
+    /// Returns the link that becomes the current one.
     fn updated_path(&self) -> PathBuf {
         self.path("updated")
     }
@@ -126,7 +126,7 @@ impl Store {
         self.folder.join(format!("{}-{qualifier}.pem", self.prefix))
     }
 
-    /// The current certificate; `None`: there is no file.
+    /// Loads the current certificate; `None`: there is no file.
     pub fn current(&self) -> Result<Option<Pair>, Error> {
         let current = self.current_path();
         if exists(&current)? {
@@ -158,18 +158,18 @@ impl Store {
     }
 }
 
-/// `2006-01-02-15-04-05`, in UTC: upstream takes the local time.
+/// Formats a time as `2006-01-02-15-04-05`, in UTC: upstream takes the local time.
 fn date(now: Timestamp) -> String {
     let text = now.truncate_to_secs().to_string();
     text.trim_end_matches('Z').replace(['T', ':'], "-")
 }
 
-/// Whether a file, or what a link leads to, is there. Upstream: `FileExists`.
+/// Returns whether a file, or what a link leads to, is there. Upstream: `FileExists`.
 fn exists(path: &Path) -> Result<bool, Error> {
     path.try_exists().map_err(Error::file(path))
 }
 
-/// Whether the path is a link; one that is something else is an error.
+/// Returns whether the path is a link; one that is something else is an error.
 fn is_link(path: &Path) -> Result<bool, Error> {
     match fs::symlink_metadata(path) {
         Ok(file) if file.is_symlink() => Ok(true),

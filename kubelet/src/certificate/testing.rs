@@ -50,7 +50,7 @@ pub fn authority() -> Authority {
 }
 
 impl Authority {
-    /// A node's certificate whose life begins then.
+    /// Returns a node's certificate whose life begins then.
     pub fn sign(&self, node: &str, begin: Timestamp, life: Duration) -> Pair {
         self.sign_for(&Template::of_node(node), begin, life)
     }
@@ -74,7 +74,7 @@ impl Authority {
     }
 }
 
-/// A certificate of a node, valid from 2026 to 2029.
+/// Returns a certificate of a node, valid from 2026 to 2029.
 pub fn pair(node: &str) -> Pair {
     authority().sign(node, Timestamp::from_secs(1_780_000_000), Duration::from_secs(94_608_000))
 }

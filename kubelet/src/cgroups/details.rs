@@ -107,7 +107,7 @@ impl Files<'_> {
         number(&self.text(controller, file)?)
     }
 
-    /// 0: absent, or without limit.
+    /// Reads a limit. 0: absent, or without limit.
     fn limit(&self, controller: &str, file: &str) -> u64 {
         let limit = self.number(controller, file);
         limit.filter(|limit| *limit < UNBOUNDED.unsigned_abs()).unwrap_or(0)
@@ -143,7 +143,8 @@ pub fn pressure(hierarchy: &Hierarchy, path: &str) -> BTreeMap<&'static str, Pre
     ["cpu", "memory", "io"].into_iter().filter_map(of).collect()
 }
 
-/// Of lines `some avg10=0.00 avg60=0.00 avg300=0.00 total=0`.
+/// Parses the pressure of one resource, from lines `some avg10=0.00 avg60=0.00 avg300=0.00
+/// total=0`.
 fn stalls(text: &str) -> Option<Pressure> {
     let stall = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;
@@ -161,6 +162,7 @@ fn stalls(text: &str) -> Option<Pressure> {
     Some(Pressure { some: stall("some")?, full: stall("full").unwrap_or_default() })
 }
 
+/// Reads the details of a cgroup in the files of version 1.
 fn v1(files: &Files<'_>) -> Details {
     let cpu = files.number("cpuacct", "cpuacct.usage").map(|usage| {
         let ticks = files.text("cpuacct", "cpuacct.stat").unwrap_or_default();
@@ -238,6 +240,7 @@ fn v1(files: &Files<'_>) -> Details {
     }
 }
 
+/// Reads the details of a cgroup in the files of version 2.
 fn v2(files: &Files<'_>) -> Details {
     let cpu = files.text("cpu", "cpu.stat").and_then(|stat| {
         let nanos = |name: &str| field(&stat, name).map(|micros| micros.saturating_mul(1000));

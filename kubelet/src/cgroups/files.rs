@@ -55,7 +55,7 @@ impl StdError for Error {
 }
 
 impl Hierarchy {
-    /// The machine's. Blocks.
+    /// Returns the machine's. Blocks.
     ///
     /// # Errors
     /// None is mounted.
@@ -64,7 +64,7 @@ impl Hierarchy {
         Hierarchy::of(&mounts).ok_or(Error::NotMounted)
     }
 
-    /// By the content of `mountinfo`.
+    /// Finds the hierarchy by the content of `mountinfo`.
     fn of(mounts: &str) -> Option<Hierarchy> {
         let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
         for line in mounts.lines() {
@@ -107,7 +107,7 @@ impl Hierarchy {
         matches!(self, Hierarchy::V2 { .. })
     }
 
-    /// The folder of a cgroup that has the files of a controller.
+    /// Returns the folder of a cgroup that has the files of a controller.
     pub fn folder(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let root = match self {
             Hierarchy::V1 { mounts } => mounts.get(controller)?,
@@ -116,7 +116,7 @@ impl Hierarchy {
         Some(below(root, path))
     }
 
-    /// The folders of a cgroup, one a mount.
+    /// Returns the folders of a cgroup, one a mount.
     pub fn folders(&self, path: &str) -> Vec<PathBuf> {
         let mut folders: Vec<PathBuf> = match self {
             Hierarchy::V1 { mounts } => mounts.values().map(|root| below(root, path)).collect(),
@@ -127,8 +127,8 @@ impl Hierarchy {
         folders
     }
 
-    /// The path of a container's cgroup below that of its pod, by its id: runtimes write their own
-    /// names around it, such as `cri-containerd-<id>.scope`. Blocks for a moment.
+    /// Finds the path of a container's cgroup below that of its pod, by its id: runtimes write
+    /// their own names around it, such as `cri-containerd-<id>.scope`. Blocks for a moment.
     pub fn container_below(&self, pod: &str, id: &str) -> String {
         let is_it = |name: &str| {
             let name = name.strip_suffix(".scope").unwrap_or(name);
@@ -144,7 +144,7 @@ impl Hierarchy {
         format!("{pod}/{}", name.as_deref().unwrap_or(id))
     }
 
-    /// Whether a cgroup exists in each mount.
+    /// Returns whether a cgroup exists in each mount.
     pub fn exists(&self, path: &str) -> bool {
         self.folders(path).iter().all(|folder| folder.is_dir())
     }
@@ -223,7 +223,7 @@ impl Hierarchy {
     }
 }
 
-/// The controllers of a cgroup of version 2, as its file names them.
+/// Returns the controllers of a cgroup of version 2, as its file names them.
 fn controllers_of(folder: &Path) -> String {
     fs::read_to_string(folder.join("cgroup.controllers")).unwrap_or_default()
 }
@@ -273,7 +273,7 @@ fn make_below(root: &Path, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()>
     Ok(())
 }
 
-/// A cpuset without CPUs and memory nodes takes no process: a new one gets those of its parent.
+/// Gives a new cpuset the CPUs and memory nodes of its parent: without them it takes no process.
 fn inherit_cpuset(folder: &Path) -> io::Result<()> {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let parent = folder.parent().map(|parent| parent.join(file));

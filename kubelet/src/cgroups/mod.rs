@@ -75,6 +75,7 @@ impl Limits {
 }
 
 impl Cgroups {
+    /// Creates the cgroups of pods by the driver's form of names; touches no file.
     pub fn new(settings: &Settings, hierarchy: Hierarchy) -> Cgroups {
         let root = match settings.driver {
             Driver::Cgroupfs => Name::of_cgroupfs(&settings.root),
@@ -98,22 +99,22 @@ impl Cgroups {
         }
     }
 
-    /// The mounted cgroups.
+    /// Returns the mounted cgroups.
     pub fn hierarchy(&self) -> &Hierarchy {
         &self.hierarchy
     }
 
-    /// Whether a pod has its cgroup.
+    /// Returns whether a pod has its cgroup.
     pub fn has_pod(&self, pod: &Pod) -> bool {
         self.hierarchy.exists(&self.pod(pod))
     }
 
-    /// The path of the cgroup of all pods below the mounts.
+    /// Returns the path of the cgroup of all pods below the mounts.
     pub fn all_pods(&self) -> String {
         self.all_pods.path(self.driver)
     }
 
-    /// The path of a pod's cgroup below the mounts.
+    /// Returns the path of a pod's cgroup below the mounts.
     pub fn pod(&self, pod: &Pod) -> String {
         self.pod_name(pod).path(self.driver)
     }
@@ -122,7 +123,8 @@ impl Cgroups {
         self.class(QosClass::of(pod)).child(&format!("{POD_PREFIX}{}", pod.uid()))
     }
 
-    /// The parent of a pod's containers, as the runtime takes it. Upstream: `GetPodCgroupParent`.
+    /// Returns the parent of a pod's containers, as the runtime takes it. Upstream:
+    /// `GetPodCgroupParent`.
     pub fn parent(&self, pod: &Pod) -> String {
         self.pod_name(pod).parent_of_containers(self.driver)
     }
@@ -171,7 +173,8 @@ impl Cgroups {
         }
     }
 
-    /// The limits of a class. It may use all huge pages: the cgroups of its pods limit them.
+    /// Returns the limits of a class. It may use all huge pages: the cgroups of its pods limit
+    /// them.
     fn of_class(&self, cpu_shares: Option<u64>) -> Resources {
         let huge_pages = self.huge_pages(|_| resources::UNBOUNDED);
         Resources { cpu_shares, huge_pages, ..Resources::default() }
@@ -218,7 +221,7 @@ impl Cgroups {
         self.hierarchy.limit(&path, &self.rounded(resources.clone()))
     }
 
-    /// The limits as the driver keeps them: systemd rounds quotas of CPU.
+    /// Returns the limits as the driver keeps them: systemd rounds quotas of CPU.
     pub fn rounded(&self, resources: Resources) -> Resources {
         match self.driver {
             Driver::Cgroupfs => resources,
@@ -229,13 +232,13 @@ impl Cgroups {
         }
     }
 
-    /// What the cgroup of a pod limits; `None`: its limits are not known.
-    /// Upstream: `GetPodCgroupConfig`.
+    /// Returns what the cgroup of a pod limits; `None`: its limits are not known. Upstream:
+    /// `GetPodCgroupConfig`.
     pub fn pod_limits(&self, pod: &Pod) -> Option<PodLimits> {
         PodLimits::read(&self.hierarchy, &self.pod(pod))
     }
 
-    /// The bytes of memory that a pod uses, or one of its containers, by its id.
+    /// Returns the bytes of memory that a pod uses, or one of its containers, by its id.
     pub fn memory_usage(&self, pod: &Pod, container: Option<&str>) -> Option<u64> {
         let path = match container {
             Some(id) => self.hierarchy.container_below(&self.pod(pod), id),
@@ -244,7 +247,8 @@ impl Cgroups {
         usage::read(&self.hierarchy, &path).memory.map(|memory| memory.usage)
     }
 
-    /// What systemd does not limit, such as huge pages, is in the files of its slice.
+    /// Makes a cgroup with these limits. What systemd does not limit, such as huge pages, is in the
+    /// files of its slice.
     fn make(&self, name: &Name, resources: &Resources) -> io::Result<()> {
         let path = name.path(self.driver);
         if self.driver == Driver::Systemd {
@@ -253,12 +257,12 @@ impl Cgroups {
         self.hierarchy.make(&path, &self.rounded(resources.clone()))
     }
 
-    /// The pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.
+    /// Returns the pods that have a cgroup. Upstream: `GetAllPodsFromCgroups`.
     pub fn pods(&self) -> BTreeSet<Uid> {
         self.pod_folders().into_iter().map(|(uid, _)| uid).collect()
     }
 
-    /// The cgroups of pods in all classes and mounts, as paths below the mounts.
+    /// Lists the cgroups of pods in all classes and mounts, as paths below the mounts.
     fn pod_folders(&self) -> Vec<(Uid, String)> {
         let mut found = Vec::new();
         for class in [QosClass::Guaranteed, QosClass::Burstable, QosClass::BestEffort] {
@@ -328,8 +332,8 @@ pub struct Features {
 }
 
 impl Features {
-    /// The machine's. Blocks. Call it when cgroups have been made: that enables the controller of
-    /// memory in version 2.
+    /// Detects the machine's features. Blocks. Call it when cgroups have been made: that enables
+    /// the controller of memory in version 2.
     pub fn detect() -> Features {
         // The root cgroup, and kernels without swap accounting, have no such file.
         let (is_v2, file) = match Hierarchy::detect() {
@@ -346,9 +350,9 @@ impl Features {
         Features { is_v2, has_swap_file: file.is_some_and(|file| file.exists()) }
     }
 
-    /// Entries of `unified` for containers in version 2: the kernel kills all processes of a
-    /// container at its memory limit, and the container gets no swap.
-    /// Upstream: `singleProcessOOMKill`, `ConfigureNoSwap`.
+    /// Returns entries of `unified` for containers in version 2: the kernel kills all processes of
+    /// a container at its memory limit, and the container gets no swap. Upstream:
+    /// `singleProcessOOMKill`, `ConfigureNoSwap`.
     pub fn unified(self) -> HashMap<String, String> {
         let entries = [
             ("memory.oom.group", "1", self.is_v2),
@@ -358,14 +362,14 @@ impl Features {
         present.map(|(file, content, _)| (file.to_owned(), content.to_owned())).collect()
     }
 
-    /// Whether a container's limit of memory is its limit of memory and swap too: its swap in
-    /// version 1. Upstream: `ConfigureNoSwap`.
+    /// Returns whether a container's limit of memory is its limit of memory and swap too: its swap
+    /// in version 1. Upstream: `ConfigureNoSwap`.
     pub fn limits_memory_and_swap(self) -> bool {
         !self.is_v2 && self.has_swap_file
     }
 }
 
-/// The most processes of the machine. Upstream: `pidlimit.Stats`.
+/// Returns the most processes of the machine. Upstream: `pidlimit.Stats`.
 pub fn max_pids() -> Option<i64> {
     let read = |file: &str| -> Option<i64> {
         fs::read_to_string(Path::new("/proc/sys/kernel").join(file)).ok()?.trim().parse().ok()

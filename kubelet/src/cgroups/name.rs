@@ -16,12 +16,13 @@ const SLICE: &str = ".slice";
 pub struct Name(Vec<String>);
 
 impl Name {
-    /// Of a path such as `/kubepods/burstable`.
+    /// Parses a path such as `/kubepods/burstable`.
     pub fn of_cgroupfs(path: &str) -> Name {
         Name(path.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect())
     }
 
-    /// Of a path whose last part is a slice, such as `/a.slice/a-b_c.slice`, which is `a`, `b-c`.
+    /// Parses a path whose last part is a slice, such as `/a.slice/a-b_c.slice`, which is `a`,
+    /// `b-c`.
     pub fn of_systemd(path: &str) -> Name {
         let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let parts = last.strip_suffix(SLICE).unwrap_or(last).split('-');
@@ -37,7 +38,7 @@ impl Name {
         self.0.last().map(String::as_str)
     }
 
-    /// The path below the mounts.
+    /// Returns the path below the mounts.
     pub fn path(&self, driver: Driver) -> String {
         match driver {
             Driver::Cgroupfs => format!("/{}", self.0.join("/")),
@@ -48,7 +49,7 @@ impl Name {
         }
     }
 
-    /// The name as the parent of containers.
+    /// Returns the name as the parent of containers.
     pub fn parent_of_containers(&self, driver: Driver) -> String {
         match driver {
             Driver::Cgroupfs => self.path(driver),
@@ -57,7 +58,7 @@ impl Name {
     }
 }
 
-/// systemd nests slices by the dashes in their names.
+/// Returns the name of a slice: systemd nests slices by the dashes in their names.
 fn slice(parts: &[String]) -> String {
     let parts: Vec<String> = parts.iter().map(|part| part.replace('-', "_")).collect();
     parts.join("-") + SLICE

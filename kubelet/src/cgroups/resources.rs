@@ -78,7 +78,7 @@ impl PodLimits {
     }
 }
 
-/// Upstream: `CPUWeightToCPUShares`.
+/// Converts a CPU weight of cgroup v2 to shares of v1. Upstream: `CPUWeightToCPUShares`.
 pub(super) fn shares_of_weight(weight: u64) -> u64 {
     weight.saturating_sub(1) * 262_142 / 9999 + MIN_SHARES
 }
@@ -86,13 +86,13 @@ pub(super) fn shares_of_weight(weight: u64) -> u64 {
 /// As many huge pages as there are. Upstream: `setHugePagesUnbounded`.
 pub const UNBOUNDED: i64 = 1 << 62;
 
-/// Upstream: `MilliCPUToShares`.
+/// Converts CPU millis to shares of cgroup v1. Upstream: `MilliCPUToShares`.
 pub fn shares(milli: i64) -> u64 {
     let shares = i128::from(milli.max(0)) * 1024 / 1000;
     u64::try_from(shares).unwrap_or(MAX_SHARES).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// Upstream: `getCPUWeight`.
+/// Converts shares of cgroup v1 to a CPU weight of v2. Upstream: `getCPUWeight`.
 pub fn weight(shares: u64) -> u64 {
     match shares {
         MAX_SHARES.. => 10_000,
@@ -100,12 +100,12 @@ pub fn weight(shares: u64) -> u64 {
     }
 }
 
-/// Upstream: `MilliCPUToQuota`.
+/// Converts CPU millis to a quota for each period. Upstream: `MilliCPUToQuota`.
 fn quota(milli: i64) -> i64 {
     (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
 }
 
-/// In millis for `cpu`, else in units.
+/// Converts a quantity to a number: in millis for `cpu`, else in units.
 fn in_units(resource: &str, quantity: Quantity) -> i64 {
     match resource {
         "cpu" => quantity.milli_value(),
@@ -113,7 +113,7 @@ fn in_units(resource: &str, quantity: Quantity) -> i64 {
     }
 }
 
-/// The requests or limits of a pod with its overhead: in millis for `cpu`, else in units.
+/// Returns the requests or limits of a pod with its overhead: in millis for `cpu`, else in units.
 /// Upstream: `PodRequests`, `PodLimits`.
 pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
     let total = of_pod(pod, resource, is_limit);
@@ -122,7 +122,7 @@ pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
     in_units(resource, total + overhead.unwrap_or(Quantity::ZERO))
 }
 
-/// The bytes of huge pages of a size that a pod asks for. Upstream: `HugePageLimits`.
+/// Returns the bytes of huge pages of a size that a pod asks for. Upstream: `HugePageLimits`.
 pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     let containers = pod.all_containers().map(|container| container.resources.as_ref());
     let all = containers.chain([pod.spec().resources.as_ref()]).flatten();
@@ -133,7 +133,7 @@ pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     names.into_iter().map(|name| pod_amount(pod, name, false)).fold(0, i64::saturating_add)
 }
 
-/// Whether each container, or the pod itself, limits a resource.
+/// Returns whether each container, or the pod itself, limits a resource.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
     let has_limit = |resources: Option<&ResourceRequirements>| {
         listed(resources, resource, true).is_some_and(|limit| limit.is_positive())
@@ -143,7 +143,7 @@ fn is_limited(pod: &Pod, resource: &str) -> bool {
 }
 
 impl Resources {
-    /// The limits of a pod's cgroup. Upstream: `ResourceConfigForPod`.
+    /// Computes the limits of a pod's cgroup. Upstream: `ResourceConfigForPod`.
     pub fn of_pod(pod: &Pod) -> Resources {
         let cpu_shares = Some(shares(pod_amount(pod, "cpu", false)));
         let cpu_quota = || quota(pod_amount(pod, "cpu", true));
@@ -167,7 +167,7 @@ impl Resources {
         }
     }
 
-    /// The files of cgroup v1 with their controllers and contents.
+    /// Lists the files of cgroup v1 with their controllers and contents.
     pub fn v1(&self) -> Vec<(&'static str, Cow<'static, str>, String)> {
         let mut files: Vec<(_, Cow<'static, str>, _)> = Vec::new();
         if let Some(shares) = self.cpu_shares {
@@ -187,7 +187,7 @@ impl Resources {
         files
     }
 
-    /// The files of cgroup v2 with their contents.
+    /// Lists the files of cgroup v2 with their contents.
     pub fn v2(&self) -> Vec<(Cow<'static, str>, String)> {
         let mut files: Vec<(Cow<'static, str>, _)> = Vec::new();
         if let Some(shares) = self.cpu_shares {
@@ -206,7 +206,7 @@ impl Resources {
         files
     }
 
-    /// The pages in use, and those that are reserved.
+    /// Returns the pages in use, and those that are reserved.
     fn pages(&self, suffix: &str) -> impl Iterator<Item = (String, String)> {
         self.huge_pages.iter().flat_map(move |(size, bytes)| {
             ["", "rsvd."]
@@ -222,7 +222,7 @@ fn limit(value: i64) -> String {
     }
 }
 
-/// The shares of the burstable class. Upstream: `setCPUCgroupConfig`.
+/// Returns the shares of the burstable class. Upstream: `setCPUCgroupConfig`.
 pub fn burstable_shares<'a>(pods: impl Iterator<Item = &'a Pod>) -> u64 {
     let burstable = pods.filter(|pod| QosClass::of(pod) == QosClass::Burstable);
     shares(burstable.map(|pod| pod_amount(pod, "cpu", false)).fold(0, i64::saturating_add))

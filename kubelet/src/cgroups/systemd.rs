@@ -40,7 +40,7 @@ impl Default for Systemd {
     }
 }
 
-/// The quota of CPU that systemd can keep for a period of 100 ms, which may be more.
+/// Returns the quota of CPU that systemd can keep for a period of 100 ms, which may be more.
 pub fn rounded_quota(quota: i64) -> i64 {
     match per_second(quota) {
         None => quota,
@@ -48,22 +48,22 @@ pub fn rounded_quota(quota: i64) -> i64 {
     }
 }
 
-/// Microseconds in each second, rounded up; `None`: no limit.
+/// Returns the microseconds in each second, rounded up; `None`: no limit.
 fn per_second(quota: i64) -> Option<i64> {
     let micros = quota.saturating_mul(1_000_000) / PERIOD;
     (quota > 0)
         .then(|| (micros.saturating_add(QUOTA_STEP - 1) / QUOTA_STEP).saturating_mul(QUOTA_STEP))
 }
 
-/// The first number of a version such as `v245.4-1.fc32`; 0: it has none.
+/// Returns the first number of a version such as `v245.4-1.fc32`; 0: it has none.
 fn major(version: &str) -> u32 {
     let digits = version.trim_start_matches(['"', 'v']);
     let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
     digits[..end].parse().unwrap_or(0)
 }
 
-/// The limits as properties of a unit. Those that this systemd does not know are only in files.
-/// Upstream: `genV1ResourcesProperties`, `genV2ResourcesProperties`.
+/// Converts the limits to properties of a unit. Those that this systemd does not know are only in
+/// files. Upstream: `genV1ResourcesProperties`, `genV2ResourcesProperties`.
 fn properties(resources: &Resources, is_v2: bool, version: u32) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
     let unsigned = |value: i64| Value::Unsigned(u64::try_from(value).unwrap_or(u64::MAX));
@@ -158,14 +158,14 @@ fn fault(slice: &str, error: &Error) -> io::Error {
     io::Error::other(format!("systemd's unit {slice}: {}", chain(error)))
 }
 
-/// A slice and the one above it.
+/// Returns the names of a slice and of the one above it.
 fn names(path: &str) -> (&str, &str) {
     let mut parts = path.rsplit('/').filter(|part| !part.is_empty());
     let slice = parts.next().unwrap_or(ROOT);
     (slice, parts.next().unwrap_or(ROOT))
 }
 
-/// Upstream: `startUnit`.
+/// Starts the slice of a pod or class as a transient unit, unless it exists. Upstream: `startUnit`.
 fn start(bus: &mut Connection, slice: &str, parent: &str, is_v2: bool) -> Result<(), Error> {
     let io_accounting = if is_v2 { "IOAccounting" } else { "BlockIOAccounting" };
     let properties = vec![
@@ -211,7 +211,7 @@ fn job(bus: &mut Connection, member: &str, arguments: &[Argument]) -> Result<Str
     }
 }
 
-/// A failed unit goes.
+/// Removes a failed unit.
 fn reset(bus: &mut Connection, slice: &str) {
     if let Err(error) = bus.call(SYSTEMD, "ResetFailedUnit", &[Argument::text(slice)]) {
         log::debug!("{error}");

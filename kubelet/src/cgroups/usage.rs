@@ -34,7 +34,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What the cgroup may use more.
+    /// Returns what the cgroup may use more.
     pub fn available(&self) -> Option<u64> {
         self.limit.map(|limit| limit.saturating_sub(self.working_set))
     }
@@ -71,7 +71,7 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
     Usage { cpu_nanos, memory, swap, swap_available, processes }
 }
 
-/// The memory of the machine, which has `memory_bytes`. Blocks for a moment.
+/// Returns the memory of the machine, which has `memory_bytes`. Blocks for a moment.
 pub fn machine_memory(hierarchy: &Hierarchy, memory_bytes: u64) -> Memory {
     let memory = read(hierarchy, "/").memory.unwrap_or_else(|| {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -82,13 +82,13 @@ pub fn machine_memory(hierarchy: &Hierarchy, memory_bytes: u64) -> Memory {
     Memory { limit: Some(without_huge_pages(memory_bytes, &PageSize::detect())), ..memory }
 }
 
-/// The memory that is not set aside for huge pages, which no cgroup counts as used memory.
+/// Returns the memory that is not set aside for huge pages, which no cgroup counts as used memory.
 pub fn without_huge_pages(memory_bytes: u64, sizes: &[PageSize]) -> u64 {
     let set_aside = sizes.iter().map(|size| size.capacity.unsigned_abs());
     memory_bytes.saturating_sub(set_aside.fold(0, u64::saturating_add))
 }
 
-/// The memory of the machine, where the root of the cgroups has no usage of its own: by
+/// Returns the memory of the machine, where the root of the cgroups has no usage of its own: by
 /// `/proc/meminfo` and the root's `memory.stat`. Upstream: `rootStatsFromMeminfo`.
 fn of_machine(meminfo: &str, stat: &str) -> Memory {
     let total = kib(meminfo, "MemTotal:").unwrap_or(0);
@@ -99,26 +99,27 @@ fn of_machine(meminfo: &str, stat: &str) -> Memory {
     memory(used, None, stat, true)
 }
 
-/// The swap of the machine that is in use, and that is free.
+/// Returns the swap of the machine that is in use, and that is free.
 pub fn swap_of_machine(meminfo: &str) -> (Option<u64>, Option<u64>) {
     let free = kib(meminfo, "SwapFree:");
     let total = kib(meminfo, "SwapTotal:");
     (total.zip(free).map(|(total, free)| total.saturating_sub(free)), free)
 }
 
-/// The value of a line `NAME VALUE kB`, in bytes.
+/// Returns the value of a line `NAME VALUE kB`, in bytes.
 fn kib(meminfo: &str, name: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     number(line.trim().trim_end_matches(" kB")).map(|kib| kib * 1024)
 }
 
-/// A process of a cgroup.
+/// Returns a process of a cgroup.
 pub fn first_process(hierarchy: &Hierarchy, path: &str) -> Option<u32> {
     let folder = hierarchy.folder("cpu", path)?;
     let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
     processes.lines().next()?.parse().ok()
 }
 
+/// Reads a cgroup's memory from its files; both versions name the fields differently.
 fn memory(usage: u64, limit: Option<u64>, stat: &str, is_v2: bool) -> Memory {
     let of = |v1: &str, v2: &str| field(stat, if is_v2 { v2 } else { v1 }).unwrap_or(0);
     Memory {
@@ -131,7 +132,7 @@ fn memory(usage: u64, limit: Option<u64>, stat: &str, is_v2: bool) -> Memory {
     }
 }
 
-/// The processes of a cgroup with those below it.
+/// Counts the processes of a cgroup with those below it.
 pub(super) fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     fn below(folder: &Path) -> u64 {
         let own = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
@@ -147,7 +148,7 @@ pub(super) fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok()
 }
 
-/// The value of a line `NAME VALUE`.
+/// Returns the value of a line `NAME VALUE`.
 pub(super) fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).and_then(number)
 }

@@ -16,7 +16,7 @@ pub struct ImageService {
 }
 
 impl ImageService {
-    /// `deadline`: of each call but a pull.
+    /// Creates a client of the image service. `deadline`: of each call but a pull.
     pub fn new(channel: Channel, deadline: Duration) -> ImageService {
         ImageService { channel, deadline }
     }

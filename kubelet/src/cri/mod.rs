@@ -20,7 +20,7 @@ pub use grpc::{Channel, Code, Error, Executor};
 pub use images::ImageService;
 pub use runtime::RuntimeService;
 
-/// A channel to the container runtime at `socket`. Its calls are counted.
+/// Returns a channel to the container runtime at `socket`. Its calls are counted.
 pub fn channel(socket: &Path, clock: SharedClock) -> Channel {
     let endpoint = Endpoint::Unix(socket.to_owned());
     Channel::new("container runtime", endpoint, clock, metrics::observe_operation)

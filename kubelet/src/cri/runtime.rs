@@ -17,7 +17,8 @@ pub struct RuntimeService {
 }
 
 impl RuntimeService {
-    /// `deadline`: of each call, but for those that say otherwise.
+    /// Creates a client of the runtime service. `deadline`: of each call, but for those that say
+    /// otherwise.
     pub fn new(channel: Channel, deadline: Duration) -> RuntimeService {
         RuntimeService { channel, deadline }
     }

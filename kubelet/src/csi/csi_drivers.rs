@@ -85,7 +85,8 @@ impl CsiDriver {
         policy.unwrap_or("ReadWriteOnceWithFSType")
     }
 
-    /// Why it has no such volumes; `None`: it has. Upstream: `supportsVolumeLifecycleMode`.
+    /// Returns why the driver has no such volumes; `None`: it has. Upstream:
+    /// `supportsVolumeLifecycleMode`.
     pub fn refusal(&self, driver: &str, lifecycle: Lifecycle) -> Option<String> {
         let name = lifecycle.name();
         let Some(spec) = &self.0 else {

@@ -53,7 +53,8 @@ impl Capabilities {
         }
     }
 
-    /// Upstream: `asCSIAccessModeV1`, `asSingleNodeMultiWriterCapableCSIAccessModeV1`.
+    /// Converts an access mode to that of CSI, by what the driver knows. Upstream:
+    /// `asCSIAccessModeV1`, `asSingleNodeMultiWriterCapableCSIAccessModeV1`.
     fn access_mode(self, mode: &str) -> Mode {
         match (mode, self.has_single_writer_modes) {
             ("ReadWriteOnce", false) | ("ReadWriteOncePod", false) => Mode::SingleNodeWriter,
@@ -65,7 +66,7 @@ impl Capabilities {
         }
     }
 
-    /// `mount`: `None` for a block volume.
+    /// Describes how a volume is used. `mount`: `None` for a block volume.
     fn volume(self, mode: &str, mount: Option<MountVolume>) -> VolumeCapability {
         VolumeCapability {
             access_mode: Some(AccessMode { mode: self.access_mode(mode) as i32 }),
@@ -121,12 +122,16 @@ impl Driver {
         Ok(self.channel.call(method, request, Some(TIMEOUT)).await?)
     }
 
+    /// Asks the driver about the node.
+    ///
     /// # Errors
     /// Those of the call, as for all that follow.
     pub async fn info(&self) -> Result<api::NodeGetInfoResponse, Error> {
         self.call("csi.v1.Node/NodeGetInfo", &api::NodeGetInfoRequest {}).await
     }
 
+    /// Asks the driver what it can do on the node.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn capabilities(&self) -> Result<Capabilities, Error> {
@@ -134,6 +139,8 @@ impl Driver {
         Ok(Capabilities::of(&self.call("csi.v1.Node/NodeGetCapabilities", &request).await?))
     }
 
+    /// Stages a volume on the node, before it is published to pods.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn stage(&self, able: Capabilities, stage: Stage) -> Result<(), Error> {
@@ -149,6 +156,8 @@ impl Driver {
         self.call::<api::NodeStageVolumeResponse>(method, &request).await.map(drop)
     }
 
+    /// Unstages a volume, after it is unpublished from all pods.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn unstage(&self, handle: &str, path: &Path) -> Result<(), Error> {
@@ -160,6 +169,8 @@ impl Driver {
         self.call::<api::NodeUnstageVolumeResponse>(method, &request).await.map(drop)
     }
 
+    /// Publishes a volume to a pod.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn publish(&self, able: Capabilities, publish: Publish) -> Result<(), Error> {
@@ -178,6 +189,8 @@ impl Driver {
         self.call::<api::NodePublishVolumeResponse>(method, &request).await.map(drop)
     }
 
+    /// Unpublishes a volume from a pod.
+    ///
     /// # Errors
     /// See [`Driver::info`].
     pub async fn unpublish(&self, handle: &str, path: &Path) -> Result<(), Error> {

@@ -57,13 +57,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` of the errors of a path.
+    /// Converts an error at a path, for `map_err`.
     pub fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Path { path, source }
     }
 
-    /// Whether the driver has certainly not carried out the call, and does not any more.
+    /// Returns whether the driver has certainly not carried out the call, and does not any more.
     /// Upstream: `isFinalError`.
     pub fn is_final(&self) -> bool {
         let Error::Call(error) = self else { return false };

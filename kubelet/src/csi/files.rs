@@ -21,7 +21,7 @@ pub enum Lifecycle {
 }
 
 impl Lifecycle {
-    /// As a CSIDriver names it.
+    /// Returns the lifecycle's name in a CSIDriver.
     pub fn name(self) -> &'static str {
         match self {
             Lifecycle::Persistent => "Persistent",

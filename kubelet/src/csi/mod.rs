@@ -53,6 +53,8 @@ struct Inner {
 }
 
 impl Drivers {
+    /// Returns the driver of this name.
+    ///
     /// # Errors
     /// The driver is not registered now: it may still start, or start again.
     pub fn get(&self, name: &str) -> Result<Driver, Error> {
@@ -86,7 +88,7 @@ impl Drivers {
     }
 }
 
-/// SHA-256 of texts one after the other, in hexadecimal.
+/// Hashes texts one after the other with SHA-256, in hexadecimal.
 pub fn sha256(parts: &[&str]) -> String {
     let hash = digest(&SHA256, parts.concat().as_bytes());
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()

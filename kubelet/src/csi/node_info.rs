@@ -83,7 +83,8 @@ impl NodeInfo {
         }
     }
 
-    /// A driver is registered, and has said this about the node. Upstream: `InstallCSIDriver`.
+    /// Publishes a driver that is registered, and what it has said about the node. Upstream:
+    /// `InstallCSIDriver`.
     ///
     /// # Errors
     /// The last attempt's.
@@ -108,7 +109,7 @@ impl NodeInfo {
         ObjectKey::cluster(self.own.name())
     }
 
-    /// Does an update until it is done, a few times, and no other one meanwhile.
+    /// Repeats an update until it is done, a few times, and does no other one meanwhile.
     async fn persistently(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         let _updating = self.updating.lock().await;
         for wait in WAITS {
@@ -121,6 +122,7 @@ impl NodeInfo {
         self.update(driver, update).await
     }
 
+    /// Does one update of the CSINode, or of the Node's annotation and labels.
     async fn update(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         match update {
             Update::Annotate(info) => self.annotate(driver, info).await,
@@ -162,8 +164,8 @@ impl NodeInfo {
         Ok(())
     }
 
-    /// The CSINode of this Node, which is made if need be. One of an earlier Node is deleted.
-    /// Upstream: `InitializeCSINodeWithAnnotation`, `ensureNodeOwnsCSINode`.
+    /// Returns the CSINode of this Node, which is made if need be. One of an earlier Node is
+    /// deleted. Upstream: `InitializeCSINodeWithAnnotation`, `ensureNodeOwnsCSINode`.
     async fn ensure_csi_node(&self) -> Result<storage::CSINode, Error> {
         let registered = self.own.registered().ok_or(Error::NoNode)?;
         let uid = registered.metadata.uid.clone().unwrap_or_default();
@@ -246,8 +248,8 @@ fn set_driver(node: &mut storage::CSINode, driver: &str, info: &NodeGetInfoRespo
     true
 }
 
-/// The change of the Node that a driver needs; `None`: it is as it has to be. `info`: `None` for a
-/// driver that is gone. Upstream: `updateNodeIDInNode`, `updateTopologyLabels`.
+/// Builds the change of the Node that a driver needs; `None`: it is as it has to be. `info`: `None`
+/// for a driver that is gone. Upstream: `updateNodeIDInNode`, `updateTopologyLabels`.
 fn node_change(
     node: &core::Node,
     driver: &str,

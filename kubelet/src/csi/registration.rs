@@ -55,6 +55,8 @@ impl DriverRegistration {
         stop.unless_stopped(self.follow(&mut sockets)).await;
     }
 
+    /// Watches the folder, and registers the driver of each socket that appears. After a lost watch
+    /// the folder is compared as a whole.
     async fn follow(&self, sockets: &mut BTreeMap<PathBuf, Socket>) {
         loop {
             let watch = match FolderWatch::new(&self.folder) {
@@ -90,7 +92,8 @@ impl DriverRegistration {
         }
     }
 
-    /// Reads the whole folder.
+    /// Compares the sockets in the folder with the known ones, and handles those that are gone or
+    /// new.
     async fn compare(&self, sockets: &mut BTreeMap<PathBuf, Socket>) {
         let folder = self.folder.clone();
         let found = task::blocking(move || {
@@ -110,7 +113,7 @@ impl DriverRegistration {
         }
     }
 
-    /// There is a socket, perhaps in place of an earlier one.
+    /// Starts to follow a socket, perhaps in place of an earlier one.
     async fn found(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
         let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes()[0] == b'.');
         if is_hidden || !is_socket(path) {
@@ -178,6 +181,8 @@ impl DriverRegistration {
         Ok(())
     }
 
+    /// Checks what a plugin says of itself, asks its driver about the node, and registers both.
+    /// `name` is set once the driver may be known to the API server.
     async fn register_driver(
         &self,
         socket: &Path,

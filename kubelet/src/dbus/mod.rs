@@ -47,7 +47,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The name of an error that a call was answered with.
+    /// Returns the name of an error that a call was answered with.
     pub fn name(&self) -> &str {
         match self {
             Error::Failed { name, .. } => name,
@@ -178,7 +178,8 @@ impl Connection {
         self.call(BUS, "AddMatch", &[Argument::Text(rule)]).map(drop)
     }
 
-    /// The next signal. Signals that came during calls come first. `timeout`: `None` waits for ever.
+    /// Waits for the next signal. Signals that came during calls come first. `timeout`: `None`
+    /// waits for ever.
     ///
     /// # Errors
     /// The connection ends, or nothing comes in time.
@@ -200,7 +201,7 @@ impl Connection {
         signal
     }
 
-    /// The file descriptor that came with the last answer.
+    /// Returns the file descriptor that came with the last answer.
     pub fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_back()
     }

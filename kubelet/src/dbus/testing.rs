@@ -88,6 +88,7 @@ fn signal(path: &str, interface: &str, member: &str, arguments: &[Argument]) -> 
     wire::encode(&kind, 1, "", arguments)
 }
 
+/// Answers a client as a bus does: authenticates it, then answers each call by `program`.
 fn serve(mut stream: UnixStream, program: &Program) {
     let mut line = Vec::new();
     loop {

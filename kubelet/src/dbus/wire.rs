@@ -37,6 +37,7 @@ impl Argument {
         Argument::Text(text.to_owned())
     }
 
+    /// Returns the argument's type as D-Bus writes it.
     fn signature(&self) -> &'static str {
         match self {
             Argument::Bool(_) => "b",
@@ -132,7 +133,8 @@ impl Encoder {
         self.0.push(0);
     }
 
-    /// The padding before the first member is not part of the length.
+    /// Writes an array with its length, to which the padding before the first member does not
+    /// count.
     fn array(&mut self, align: usize, members: impl FnOnce(&mut Encoder)) {
         self.u32(0);
         let length = self.0.len() - 4;
@@ -143,6 +145,7 @@ impl Encoder {
         self.0[length..length + 4].copy_from_slice(&bytes.to_le_bytes());
     }
 
+    /// Writes a value after its own type.
     fn variant(&mut self, value: &Value) {
         match value {
             Value::Bool(value) => {
@@ -165,6 +168,7 @@ impl Encoder {
         }
     }
 
+    /// Writes an argument; its type stands in the message's header.
     fn argument(&mut self, argument: &Argument) {
         match argument {
             Argument::Bool(value) => self.u32((*value).into()),
@@ -191,7 +195,7 @@ impl Encoder {
     }
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument]) -> Vec<u8> {
     let mut body = Encoder::default();
     arguments.iter().for_each(|argument| body.argument(argument));
@@ -201,6 +205,7 @@ pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument
         Kind::Return { .. } => RETURN,
         Kind::Failure { .. } => FAILURE,
         Kind::Signal { .. } => SIGNAL,
+        // Messages of other types are only read.
         Kind::Other => 0,
     };
     let mut message = Encoder(vec![b'l', code, 0, 1]);
@@ -232,7 +237,7 @@ pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument
     message.0
 }
 
-/// The length of a message, by its first [`PREFIX`] bytes.
+/// Returns the length of a message, by its first [`PREFIX`] bytes.
 ///
 /// # Errors
 /// It is no message, or too long.
@@ -289,7 +294,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, Error> {
 }
 
 impl Body {
-    /// `message`: the bytes that say the order of bytes.
+    /// Creates a reader of the body. `message`: the bytes that say the order of bytes.
     fn new(bytes: Vec<u8>, message: &[u8]) -> Result<Body, Error> {
         match message.first() {
             Some(b'l') => Ok(Body { bytes, at: 0, is_big_endian: false }),
@@ -321,7 +326,7 @@ impl Body {
         Ok(if is_big_endian { bytes.fold(0, add) } else { bytes.rev().fold(0, add) })
     }
 
-    /// The next argument, of the type `u`, `b` or `h`.
+    /// Returns the next argument, of the type `u`, `b` or `h`.
     ///
     /// # Errors
     /// The message has no more.
@@ -330,7 +335,7 @@ impl Body {
         Ok(self.number::<4>()? as u32)
     }
 
-    /// The next argument, of the type `t`.
+    /// Returns the next argument, of the type `t`.
     ///
     /// # Errors
     /// The message has no more.
@@ -338,7 +343,7 @@ impl Body {
         self.number::<8>()
     }
 
-    /// The next argument, of the type `s` or `o`.
+    /// Returns the next argument, of the type `s` or `o`.
     ///
     /// # Errors
     /// The message has no more, or it is no text.
@@ -347,7 +352,7 @@ impl Body {
         self.terminated(length)
     }
 
-    /// The next argument, of the type `g`.
+    /// Returns the next argument, of the type `g`.
     ///
     /// # Errors
     /// The message has no more, or it is no text.

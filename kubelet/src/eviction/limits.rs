@@ -20,7 +20,8 @@ fn storage_limit(container: &Container) -> Option<Quantity> {
     quantity(limits, "ephemeral-storage").filter(|limit| limit.is_positive())
 }
 
-/// Which local limit a pod exceeds: the signal and the message. Upstream: `localStorageEviction`.
+/// Returns the local limit that a pod exceeds: the signal and the message. Upstream:
+/// `localStorageEviction`.
 pub fn exceeded_limit(pod: &Pod, stats: &PodStats) -> Option<(&'static str, String)> {
     let exceeds = |used: u64, limit: Quantity| i128::from(used) > i128::from(limit.value());
     for volume in pod.spec().volumes.iter().flatten() {

@@ -12,7 +12,8 @@ use crate::stats::PodStats;
 /// From this priority on, a pod is critical. Upstream: `SystemCriticalPriority`.
 pub const CRITICAL_PRIORITY: i32 = 2_000_000_000;
 
-/// Whether a pod is never evicted: static pods would not come back. Upstream: `IsCriticalPod`.
+/// Returns whether a pod is never evicted: static pods would not come back. Upstream:
+/// `IsCriticalPod`.
 pub fn is_critical(pod: &Pod) -> bool {
     pod.is_static()
         || pod.is_mirror()
@@ -25,7 +26,7 @@ pub struct Candidate<'a> {
     pub stats: Option<&'a PodStats>,
 }
 
-/// What a pod uses of a resource.
+/// Returns what a pod uses of a resource.
 fn used_of(stats: &PodStats, resource: &str) -> u64 {
     match resource {
         "memory" => stats.used.memory.as_ref().map_or(0, |memory| memory.working_set_bytes),
@@ -40,6 +41,7 @@ fn used_of(stats: &PodStats, resource: &str) -> u64 {
 pub fn rank(candidates: &mut [Candidate<'_>], resource: &str) {
     let request = |pod: &Pod| match resource {
         "memory" | "ephemeral-storage" => pod_amount(pod, resource, false),
+        // Pods cannot request inodes and process ids.
         _ => 0,
     };
     candidates.sort_by_cached_key(|candidate| {
@@ -54,7 +56,8 @@ pub fn rank(candidates: &mut [Candidate<'_>], resource: &str) {
     });
 }
 
-/// The message in the status of a pod that is evicted for a resource. Upstream: `evictionMessage`.
+/// Builds the message in the status of a pod that is evicted for a resource. Upstream:
+/// `evictionMessage`.
 pub fn message(
     candidate: &Candidate<'_>,
     met: &[Threshold],

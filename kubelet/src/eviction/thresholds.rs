@@ -61,7 +61,7 @@ impl Signal {
         }
     }
 
-    /// The condition of the node. Upstream: `signalToNodeCondition`.
+    /// Returns the condition of the node. Upstream: `signalToNodeCondition`.
     pub fn pressure(self) -> Pressure {
         match self {
             Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => Pressure::Memory,
@@ -190,7 +190,7 @@ pub fn reserved(thresholds: &[Threshold], signal: Signal, capacity: i64) -> i64 
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// `None`: the threshold is off.
+/// Parses the amount of a threshold. `None`: the threshold is off.
 fn value(signal: Signal, text: &str) -> Result<Option<Amount>, Error> {
     if matches!(text, "0%" | "100%") {
         return Ok(None);

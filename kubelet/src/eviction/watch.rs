@@ -21,8 +21,9 @@ pub struct Observation {
 /// The observations of a moment; signals without one are not judged.
 pub type Observations = BTreeMap<Signal, Observation>;
 
-/// Observes the machine. `root` and `images`: folders on the disks of the node and of images.
-/// Whether these are different disks is returned too. Blocks. Upstream: `makeSignalObservations`.
+/// Measures how much memory, disk, inodes and process ids the machine has, and how much of each is
+/// free. `root` and `images`: folders on the disks of the node and of images. Whether these are
+/// different disks is returned too. Blocks. Upstream: `makeSignalObservations`.
 ///
 /// # Errors
 /// A folder does not exist, or cgroups are not mounted.
@@ -68,8 +69,8 @@ pub fn observe(
     Ok((found, devices.first() != devices.last()))
 }
 
-/// Whether a threshold is crossed. With `reclaims`: with the amount on top that has to be freed.
-/// Upstream: `thresholdsMet`.
+/// Returns whether a threshold is crossed. With `reclaims`: with the amount on top that has to be
+/// freed. Upstream: `thresholdsMet`.
 fn is_met(threshold: &Threshold, observations: &Observations, reclaims: bool) -> bool {
     let Some(observed) = observations.get(&threshold.signal) else { return false };
     let extra = threshold.min_reclaim.filter(|_| reclaims);
@@ -77,7 +78,7 @@ fn is_met(threshold: &Threshold, observations: &Observations, reclaims: bool) ->
     wanted.saturating_add(extra.map_or(0, |extra| extra.of(observed.capacity))) > observed.available
 }
 
-/// The thresholds that are crossed with what has to be freed on top.
+/// Returns whether a threshold is crossed with what has to be freed on top.
 pub fn unresolved(thresholds: &[Threshold], observations: &Observations) -> bool {
     thresholds.iter().any(|threshold| is_met(threshold, observations, true))
 }
@@ -102,13 +103,14 @@ impl Watch {
         &self.thresholds
     }
 
-    /// The signals whose thresholds are crossed, whether or not their grace is over.
+    /// Returns the signals whose thresholds are crossed, whether or not their grace is over.
     pub fn crossed(&self) -> impl Iterator<Item = Signal> {
         let all = self.thresholds.iter().zip(&self.since);
         all.filter(|(_, since)| since.is_some()).map(|(threshold, _)| threshold.signal)
     }
 
-    /// The thresholds that count now, the most urgent first. Upstream: `synchronize`.
+    /// Compares the observations with the thresholds, and returns those that count now, the most
+    /// urgent first. Upstream: `synchronize`.
     pub fn observe(&mut self, observations: &Observations, now: Duration) -> Vec<Threshold> {
         let mut met = Vec::new();
         for (at, threshold) in self.thresholds.iter().enumerate() {

@@ -35,13 +35,15 @@ pub struct FolderWatch {
 }
 
 impl FolderWatch {
+    /// Watches a folder.
+    ///
     /// # Errors
     /// When the folder does not exist, or cannot be watched.
     pub fn new(path: &Path) -> io::Result<FolderWatch> {
         FolderWatch::of(path, WATCHED)
     }
 
-    /// As [`FolderWatch::new`], and each write to a file is a change too.
+    /// Watches a folder as [`FolderWatch::new`] does; each write to a file is a change too.
     ///
     /// # Errors
     /// As there.
@@ -65,7 +67,7 @@ impl FolderWatch {
     }
 }
 
-/// The changes that wait in the kernel.
+/// Reads the changes that wait in the kernel.
 fn changes(queue: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut reader = inotify::Reader::new(queue, &mut buffer);
@@ -89,12 +91,13 @@ fn changes(queue: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
     }
 }
 
-/// Whether a file that was created is still to be written: it is reported when it is closed.
+/// Returns whether a file that was created is still to be written: it is reported when it is
+/// closed.
 fn is_empty(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|data| data.is_file() && data.len() == 0)
 }
 
-/// The change that an event stands for. Files whose names start with a dot are ignored.
+/// Returns the change that an event stands for. Files whose names start with a dot are ignored.
 fn change(path: &Path, name: Option<&str>, events: ReadFlags) -> Option<Change> {
     let is_self = ReadFlags::DELETE_SELF
         | ReadFlags::MOVE_SELF

@@ -48,7 +48,8 @@ pub fn walk(folder: &Path, enter: &mut Enter<'_>, leave: &mut Leave<'_>) -> io::
     walk_within(folder, ResolveFlags::empty(), enter, leave)
 }
 
-/// `within`: how folders below the first one are opened.
+/// Walks all files below `folder`: calls `enter` on the way down and `leave` on the way up. Returns
+/// the first failure. `within`: how folders below the first one are opened.
 fn walk_within(
     folder: &Path,
     within: ResolveFlags,
@@ -120,7 +121,7 @@ struct Level {
 }
 
 impl Level {
-    /// Enters all entries of a folder.
+    /// Calls `enter` for all entries of a folder, and keeps the names of those to walk through.
     fn new(
         folder: &OwnedFd,
         name: CString,
@@ -150,8 +151,9 @@ fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
     Ok((status.st_dev, status.st_ino))
 }
 
-/// The folder above the current one, which is the last level. If it is another one, as the current
-/// folder has been moved, the levels are found again from the root, and those that are gone are left out.
+/// Opens the folder above the current one, which is the last level. If it is another one, as the
+/// current folder has been moved, the levels are found again from the root, and those that are gone
+/// are left out.
 fn ascend(
     root: &OwnedFd,
     current: &OwnedFd,

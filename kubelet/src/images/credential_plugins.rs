@@ -159,7 +159,7 @@ impl Plugins {
     }
 }
 
-/// The files of a configuration in the order of their names.
+/// Lists the files of a configuration in the order of their names.
 fn files(config: &Path) -> Result<Vec<PathBuf>, Error> {
     if !fs::metadata(config).map_err(Error::at(config))?.is_dir() {
         return Ok(vec![config.to_owned()]);
@@ -179,6 +179,7 @@ fn files(config: &Path) -> Result<Vec<PathBuf>, Error> {
     }
 }
 
+/// Parses the configuration of the plugins, and checks each of them.
 fn parse(text: &str) -> Result<Vec<Provider>, Error> {
     let config: Config = serde_yaml_ng::from_str(text).map_err(Error::Syntax)?;
     let version = config.api_version.strip_prefix("kubelet.config.k8s.io/").unwrap_or_default();
@@ -199,6 +200,7 @@ fn parse(text: &str) -> Result<Vec<Provider>, Error> {
     Ok(config.providers)
 }
 
+/// Checks one plugin's configuration. Plugins that want tokens of service accounts are refused.
 fn check(provider: &Provider) -> Result<(), Error> {
     let name = &provider.name;
     if name.contains(['/', ' ']) || matches!(name.as_str(), "" | "." | "..") {
@@ -225,6 +227,8 @@ fn is_executable(program: &Path) -> bool {
 }
 
 impl Plugin {
+    /// Returns the credentials that the plugin has for an image: cached ones, or those of a new
+    /// run.
     async fn provide(&self, image: &str, clock: &SharedClock) -> Result<ByPattern, Error> {
         let now = clock.monotonic();
         if let Some(found) = self.cached(image, now) {
@@ -249,7 +253,7 @@ impl Plugin {
         Ok(answer.auth)
     }
 
-    /// An answer that still holds; those that do not are forgotten.
+    /// Returns an answer that still holds; those that do not are forgotten.
     fn cached(&self, image: &str, now: Duration) -> Option<ByPattern> {
         let mut cache = self.cache.lock();
         cache.retain(|_, (until, _)| *until >= now);
@@ -257,6 +261,8 @@ impl Plugin {
         kinds.into_iter().find_map(|kind| Some(cache.get(&kind.of(image))?.1.clone()))
     }
 
+    /// Runs the plugin for an image, and returns its output. Errors: it cannot be started, or is
+    /// too slow and is killed.
     async fn run(&self, image: &str, clock: &SharedClock) -> Result<Output, Error> {
         let request = json!({
             "kind": "CredentialProviderRequest",

@@ -26,7 +26,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// The credentials as the runtime takes them.
+    /// Returns the credentials as the runtime takes them.
     pub fn config(&self) -> api::AuthConfig {
         api::AuthConfig {
             username: self.username.clone(),
@@ -114,7 +114,7 @@ impl Keyring {
         }
     }
 
-    /// The credentials for a repository, the most specific first; empty: there are none.
+    /// Returns the credentials for a repository, the most specific first; empty: there are none.
     pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
         // The reverse order has longer paths first.
         let matching = self.entries.iter().rev().filter(|(key, _)| is_match(key, repository));
@@ -148,7 +148,7 @@ impl fmt::Display for Malformed {
 
 impl Error for Malformed {}
 
-/// The host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
+/// Returns the host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
 fn key(location: &str) -> String {
     let rest = location.strip_prefix("https://").or_else(|| location.strip_prefix("http://"));
     let rest = rest.unwrap_or(location).split(['?', '#']).next().unwrap_or_default();
@@ -163,9 +163,11 @@ fn key(location: &str) -> String {
     if path == "/" { host.to_owned() } else { format!("{host}{path}") }
 }
 
-/// Whether a key, which may have wildcards in its host, is for a repository.
-/// Upstream: `URLsMatch`.
+/// Returns whether a key, which may have wildcards in its host, is for a repository. Upstream:
+/// `URLsMatch`.
 pub fn is_match(key: &str, repository: &str) -> bool {
+    /// Splits a repository, or a pattern for one, into the labels of its host, its port and its
+    /// path.
     fn split(text: &str) -> (Vec<&str>, &str, &str) {
         let (authority, path) = match text.find('/') {
             Some(at) => text.split_at(at),
@@ -184,7 +186,7 @@ pub fn is_match(key: &str, repository: &str) -> bool {
         && parts.iter().zip(&host).all(|(pattern, part)| is_glob_match(pattern, part))
 }
 
-/// `*`: any characters; `?`: one.
+/// Returns whether the text matches the pattern. `*`: any characters; `?`: one.
 fn is_glob_match(pattern: &str, text: &str) -> bool {
     let mut rest = pattern.chars();
     match rest.next() {
@@ -202,7 +204,7 @@ fn is_glob_match(pattern: &str, text: &str) -> bool {
     }
 }
 
-/// Upstream: `isDefaultRegistryMatch`.
+/// Returns whether a repository is in docker's own registry. Upstream: `isDefaultRegistryMatch`.
 fn is_default_registry(repository: &str) -> bool {
     match repository.split_once('/') {
         _ if repository.is_empty() => false,
@@ -213,8 +215,8 @@ fn is_default_registry(repository: &str) -> bool {
     }
 }
 
-/// The repository of an image's name: with its registry, without tag and digest.
-/// Upstream: `parsers.ParseImageName`.
+/// Returns the repository of an image's name: with its registry, without tag and digest. Upstream:
+/// `parsers.ParseImageName`.
 pub fn repository(image: &str) -> String {
     let name = image.split('@').next().unwrap_or_default();
     let tag = name.rfind(':').filter(|at| !name[*at..].contains('/'));
@@ -241,7 +243,8 @@ pub struct Files {
 }
 
 impl Files {
-    /// `root`: the kubelet's folder. `home`: of the user that runs it.
+    /// Lists the places of the files of credentials. `root`: the kubelet's folder. `home`: of the
+    /// user that runs it.
     pub fn new(root: &Path, home: Option<&Path>) -> Files {
         let here = Path::new("");
         let docker = home.map(|home| home.join(".docker"));
@@ -252,7 +255,7 @@ impl Files {
         Files { config_json: config_json.collect(), dockercfg: dockercfg.collect() }
     }
 
-    /// Reads the first valid file. Blocks.
+    /// Reads the credentials of the first file that is valid. Blocks.
     pub fn read(&self) -> Keyring {
         let first = |files: &[PathBuf], add: fn(&mut Keyring, &[u8]) -> Result<(), Malformed>| {
             files.iter().find_map(|file| {

@@ -25,7 +25,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Whether no image ever goes.
+    /// Returns whether no image ever goes.
     pub fn is_off(&self) -> bool {
         self.high_percent == 100 && self.max_age.is_zero()
     }
@@ -85,7 +85,7 @@ impl Records {
         self.images.retain(|id, _| present.contains(id));
     }
 
-    /// The images that are neither in use nor pinned; those that were used longest ago first.
+    /// Lists the images that are neither in use nor pinned; those that were used longest ago first.
     /// Upstream: `imagesInEvictionOrder`.
     pub fn candidates(&self, in_use: &BTreeSet<String>) -> Vec<Candidate> {
         let free =
@@ -103,14 +103,14 @@ impl Records {
     }
 }
 
-/// Whether an image goes by its age. `running`: the time for which uses were noted.
+/// Returns whether an image goes by its age. `running`: the time for which uses were noted.
 /// Upstream: `freeOldImages`.
 pub fn is_old(image: &Candidate, policy: &Policy, now: Duration, running: Duration) -> bool {
     let is_unused = image.last_used.is_none_or(|used| now.saturating_sub(used) > policy.max_age);
     !policy.max_age.is_zero() && running > policy.max_age && is_unused
 }
 
-/// Whether an image may go to free space. Upstream: `freeSpace`.
+/// Returns whether an image may go to free space. Upstream: `freeSpace`.
 pub fn may_go(image: &Candidate, policy: &Policy, now: Duration) -> bool {
     image.last_used.is_none_or(|used| used < now)
         && now.saturating_sub(image.first_detected) >= policy.min_age
@@ -124,7 +124,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The file system that holds `path`. Blocks.
+    /// Returns the file system that holds `path`. Blocks.
     ///
     /// # Errors
     /// When the path does not exist.
@@ -138,11 +138,12 @@ impl Disk {
 
     pub(super) fn used_percent(self) -> u64 {
         let available = u128::from(self.available.min(self.capacity));
+        // A disk without capacity counts as free.
         let free = (available * 100).checked_div(u128::from(self.capacity)).unwrap_or(100);
         100 - u64::try_from(free).unwrap_or(100)
     }
 
-    /// The bytes to free, if the usage has reached the high threshold.
+    /// Returns the bytes to free, if the usage has reached the high threshold.
     pub fn to_free(self, policy: &Policy) -> Option<u64> {
         (self.used_percent() >= policy.high_percent).then(|| {
             let wanted = u128::from(self.capacity) * u128::from(100 - policy.low_percent) / 100;
@@ -222,7 +223,7 @@ impl ImageGc {
         self.free(candidates, u64::MAX, now).await.map(drop)
     }
 
-    /// The disk of images. Upstream: `ImageFsStats`.
+    /// Returns the disk of images. Upstream: `ImageFsStats`.
     ///
     /// # Errors
     /// The runtime does not name it, or it does not exist.
@@ -232,6 +233,7 @@ impl ImageGc {
             .await
     }
 
+    /// Lists the images that no container uses, after the records are brought up to date.
     async fn candidates(&self, now: Duration) -> Result<Vec<Candidate>, cri::Error> {
         let listed = self.service.list_images(api::ListImagesRequest::default()).await?.images;
         let containers =
@@ -253,7 +255,7 @@ impl ImageGc {
         Ok(records.candidates(&in_use))
     }
 
-    /// The images that containers mount. Upstream: `handleImageVolumes`.
+    /// Lists the images that containers mount. Upstream: `handleImageVolumes`.
     async fn mounted(&self, containers: &[api::Container]) -> Result<BTreeSet<String>, cri::Error> {
         let mut images = BTreeSet::new();
         for container in containers {
@@ -271,6 +273,8 @@ impl ImageGc {
         Ok(images)
     }
 
+    /// Removes images in the order of the candidates until this much is free, and returns what is
+    /// freed. Failures are collected.
     async fn free(
         &self,
         candidates: Vec<Candidate>,
@@ -305,7 +309,7 @@ impl ImageGc {
     }
 }
 
-/// Where the runtime keeps images.
+/// Returns where the runtime keeps images.
 ///
 /// # Errors
 /// The runtime does not name it.
@@ -315,7 +319,7 @@ pub async fn mount_point(service: &ImageService) -> Result<String, Error> {
     Ok(first.ok_or(Error::NoFilesystem)?.mountpoint)
 }
 
-/// Upstream: `formatSize`.
+/// Formats a number of bytes with a unit. Upstream: `formatSize`.
 pub(super) fn size(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {

@@ -72,7 +72,7 @@ impl Failures {
         Failures { backoff, last_pull_errors: HashMap::new() }
     }
 
-    /// The last error of a pull that has to wait; `None`: it need not wait.
+    /// Returns the last error of a pull that has to wait; `None`: it need not wait.
     fn last_error(&self, key: &str, now: Duration) -> Option<&str> {
         let error = self.last_pull_errors.get(key).map(String::as_str);
         error.filter(|_| self.backoff.is_waiting(key, now))
@@ -84,6 +84,7 @@ impl Failures {
         self.remove_expired(now);
     }
 
+    /// Forgets the failures of a pull that has succeeded, and those of others that have expired.
     fn reset(&mut self, key: &str, now: Duration) {
         self.backoff.reset(key);
         self.remove_expired(now);
@@ -95,7 +96,7 @@ impl Failures {
     }
 }
 
-/// The reason for which a container waits after a failed pull, from the runtime's error.
+/// Returns the reason for which a container waits after a failed pull, from the runtime's error.
 /// Upstream: `evalCRIPullErr`.
 fn failed_pull(image: &str, error: &str) -> Waiting {
     for (reason, cause) in [
@@ -110,8 +111,8 @@ fn failed_pull(image: &str, error: &str) -> Waiting {
     Waiting { reason: "ErrImagePull", message: error.to_owned() }
 }
 
-/// An error of the code Unknown is its message, which may start with the reason of [`failed_pull`].
-/// Upstream: `remoteImageService.PullImage`.
+/// Formats an error of a pull; one of the code Unknown is its message, which may start with the
+/// reason of [`failed_pull`]. Upstream: `remoteImageService.PullImage`.
 fn pull_error(error: &cri::Error) -> String {
     match error {
         cri::Error::Status { code: Code::Unknown, message, .. } => message.clone(),
@@ -154,7 +155,7 @@ fn plan(policy: Option<&str>, is_present: bool) -> Plan {
 }
 
 impl Images {
-    /// `max_parallel_pulls`: `None`: no limit.
+    /// Creates the manager of images. `max_parallel_pulls`: `None`: no limit.
     pub fn new(
         service: ImageService,
         clock: SharedClock,
@@ -174,7 +175,7 @@ impl Images {
         }
     }
 
-    /// The disk usage of images.
+    /// Returns the disk usage of images.
     ///
     /// # Errors
     /// The runtime does not answer, or does not know.
@@ -233,6 +234,8 @@ impl Images {
         self.pull(pod, container_name, &spec, sandbox, &key).await
     }
 
+    /// Pulls an image with the first credentials that suffice, in its turn. A failure is kept for
+    /// the back-off, and each step is an event.
     async fn pull(
         &self,
         pod: &Arc<Pod>,
@@ -311,6 +314,7 @@ impl Images {
         Err(Error::NotPulled(causes))
     }
 
+    /// Asks the runtime for an image; `None`: it is absent.
     async fn present(&self, spec: &api::ImageSpec) -> Result<Option<Present>, cri::Error> {
         let request = api::ImageStatusRequest { image: Some(spec.clone()), verbose: false };
         let answer = self.service.image_status(request).await?;
@@ -319,6 +323,7 @@ impl Images {
             size_bytes: image.size,
             uid: match (image.uid, image.username.is_empty()) {
                 (Some(uid), _) => Some(uid.value),
+                // An image that names no user runs as root.
                 (None, true) => Some(0),
                 (None, false) => None,
             },

@@ -7,7 +7,8 @@ use crate::events;
 use crate::objects::{Kind, PodObjects};
 use crate::pod::{Pod, PodExt};
 
-/// The credentials of a pod's own Secrets. Those that are not there are left out, with an event.
+/// Reads the credentials of a pod's own Secrets. Those that are not there are left out, with an
+/// event.
 ///
 /// # Errors
 /// The content of one is malformed.

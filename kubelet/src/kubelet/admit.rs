@@ -56,8 +56,9 @@ impl Kubelet {
         }
     }
 
-    /// The added pods, the oldest first, so that those that were admitted before a restart of the
-    /// kubelet are admitted again. Static pods have no age: those that the runtime has come first.
+    /// Sorts the added pods, the oldest first, so that those that were admitted before a restart of
+    /// the kubelet are admitted again. Static pods have no age: those that the runtime has come
+    /// first.
     async fn by_age(&self, update: &PodUpdate) -> Vec<Arc<Pod>> {
         let mut pods = update.pods.clone();
         let is_first = pods.len() > 1 && !self.store.has_seen(update.source);
@@ -90,6 +91,7 @@ impl Kubelet {
         outcome.map_err(|rejection| self.reject(pod, &rejection)).ok()
     }
 
+    /// Decides whether a pod may run here, beside the active pods and under the present pressure.
     pub(super) fn admission_of(&self, pod: &Pod, node: &core::Node) -> Result<Admitted, Rejection> {
         if pod.has_ended() {
             return Ok(Admitted::default());
@@ -122,7 +124,7 @@ impl Kubelet {
         self.dispatcher.update(pod, Reason::Create);
     }
 
-    /// A pod fails before it starts. What an earlier kubelet has started of it ends.
+    /// Fails a pod before it starts. What an earlier kubelet has started of it ends.
     fn reject(&self, pod: &Arc<Pod>, rejection: &Rejection) {
         let (reason, message) = (rejection.reason(), rejection.to_string());
         events::warning(pod, None, &reason, &message);
@@ -160,7 +162,7 @@ impl Kubelet {
         }
     }
 
-    /// Whether the containers of a pod end within this time.
+    /// Waits at most `time` for the end of a pod's containers, and returns whether they have ended.
     async fn is_terminated_within(&self, uid: &str, time: Duration) -> bool {
         let terminated = async {
             loop {
@@ -179,7 +181,7 @@ impl Kubelet {
     }
 }
 
-/// In seconds.
+/// Returns the grace period of a pod's definition in seconds.
 fn grace_of(pod: &Pod) -> i64 {
     pod.spec().termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECONDS)
 }

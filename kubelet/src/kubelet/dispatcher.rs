@@ -73,7 +73,7 @@ impl Dispatcher {
         notify_all(&self.changed);
     }
 
-    /// A pod was not admitted.
+    /// Records that a pod was not admitted.
     pub(super) fn reject(&self, pod: &Arc<Pod>) {
         self.state.lock().workers.reject(pod);
         notify_all(&self.changed);

@@ -44,7 +44,8 @@ impl ShutdownState {
 }
 
 impl Kubelet {
-    /// Ends a pod: it fails with `reason` and `message`.
+    /// Evicts a pod: marks it as failed with `reason` and `message`, and ends its containers within
+    /// `grace` seconds.
     pub fn evict(
         &self,
         pod: &Arc<Pod>,
@@ -60,6 +61,7 @@ impl Kubelet {
                 EvictionCause::Preemption => {
                     Some("Pod was preempted by Kubelet to accommodate a critical pod.")
                 }
+                // A pod beyond its own limit is not disrupted for others.
                 EvictionCause::OwnLimit => None,
             };
             if let Some(message) = disruption {
@@ -68,6 +70,7 @@ impl Kubelet {
             }
             let succeeded = status.phase.as_deref() == Some("Succeeded");
             let ended = failed(status, reason, message);
+            // A pod that has succeeded keeps its phase when the node shuts down.
             match succeeded && cause == EvictionCause::NodeShutdown {
                 true => core::PodStatus { phase: Some("Succeeded".to_owned()), ..ended },
                 false => ended,
@@ -88,13 +91,14 @@ impl Kubelet {
         }
     }
 
-    /// The machine shuts down, or does so no more: no pod is admitted meanwhile, and the Node is not
-    /// ready.
+    /// Records that the machine shuts down, or does so no more: no pod is admitted meanwhile, and
+    /// the Node is not ready.
     pub fn set_shutting_down(&self, is_shutting_down: bool) {
         self.shutdown.set(is_shutting_down);
     }
 
-    /// Why the node takes no pods; `None`: the machine does not shut down. Upstream: `ShutdownStatus`.
+    /// Returns why the node takes no pods; `None`: the machine does not shut down. Upstream:
+    /// `ShutdownStatus`.
     pub fn shutdown_fault(&self) -> Option<String> {
         self.shutdown.is_set().then(|| "node is shutting down".to_owned())
     }
@@ -104,7 +108,7 @@ impl Kubelet {
         self.shutdown.changed.listen()
     }
 
-    /// A pod fails that the kubelet ends.
+    /// Sets the status of a pod that the kubelet ends to failed.
     pub(super) fn fail(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
         let change = self.store.update_status(pod, self.clock.now(), |before, _| {
             failed(before.cloned().unwrap_or_default(), reason, message)
@@ -113,6 +117,7 @@ impl Kubelet {
     }
 }
 
+/// Builds the condition by which a pod shows that the kubelet ends it.
 fn disruption_of(pod: &Pod, message: &str) -> core::PodCondition {
     core::PodCondition {
         type_: conditions::DISRUPTION_TARGET.to_owned(),

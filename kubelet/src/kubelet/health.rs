@@ -31,7 +31,7 @@ impl LoopHealth {
         LoopHealth { state: State { relisted: now, entered: now, fault: None }.into() }
     }
 
-    /// The loop is entered. Upstream's is not, while the runtime does not answer.
+    /// Records that the loop is entered. Upstream's is not, while the runtime does not answer.
     pub(super) fn enter(&self, now: Duration) {
         let mut state = self.state.lock();
         if now.saturating_sub(state.relisted) <= RELIST_THRESHOLD {
@@ -39,7 +39,7 @@ impl LoopHealth {
         }
     }
 
-    /// The runtime has been listed. Returns the time since it was listed before.
+    /// Records that the runtime has been listed. Returns the time since it was listed before.
     pub(super) fn relisted(&self, now: Duration) -> Duration {
         let mut state = self.state.lock();
         if state.fault.take().is_some() {
@@ -48,7 +48,7 @@ impl LoopHealth {
         now.saturating_sub(std::mem::replace(&mut state.relisted, now))
     }
 
-    /// The runtime could not be listed.
+    /// Records that the runtime could not be listed.
     pub(super) fn failed(&self, fault: String) {
         let mut state = self.state.lock();
         if state.fault.as_ref() != Some(&fault) {
@@ -57,12 +57,12 @@ impl LoopHealth {
         state.fault = Some(fault);
     }
 
-    /// Whether the runtime could be listed the last time.
+    /// Returns whether the runtime could be listed the last time.
     pub(super) fn answers(&self) -> bool {
         self.state.lock().fault.is_none()
     }
 
-    /// Why the runtime's pods are not known. Upstream: `GenericPLEG.Healthy`.
+    /// Returns why the runtime's pods are not known. Upstream: `GenericPLEG.Healthy`.
     pub(super) fn pleg_fault(&self, now: Duration) -> Option<String> {
         let elapsed = now.saturating_sub(self.state.lock().relisted);
         (elapsed > RELIST_THRESHOLD).then(|| {
@@ -74,7 +74,7 @@ impl LoopHealth {
         })
     }
 
-    /// Whether the loop turns. Upstream: `SyncLoopHealthCheck`.
+    /// Checks whether the loop turns. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
     /// Upstream's text.

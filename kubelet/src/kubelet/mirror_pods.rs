@@ -29,7 +29,8 @@ impl Kubelet {
         self.store.notify_mirror(full_name);
     }
 
-    /// All sources may have been read: mirror pods of static pods that are gone may go.
+    /// Has all mirror pods checked once all sources may have been read: those of static pods that
+    /// are gone may go.
     pub(super) fn notify_mirrors(&self) {
         for full_name in self.store.mirrors() {
             self.store.notify_mirror(full_name);

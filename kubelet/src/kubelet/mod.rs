@@ -65,8 +65,8 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// `expected`: the sources that must have been read before unknown pods are ended. `allocated`: what
-    /// an earlier kubelet has allocated to pods.
+    /// Creates a kubelet without pods. `expected`: the sources that must have been read before
+    /// unknown pods are ended. `allocated`: what an earlier kubelet has allocated to pods.
     pub fn new(
         manager: Manager,
         admission: Admission,

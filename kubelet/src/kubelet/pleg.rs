@@ -21,7 +21,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Reads the state of the runtime.
+    /// Lists the runtime's sandboxes and containers, with their states by pod.
     ///
     /// # Errors
     /// When a call fails.
@@ -46,30 +46,31 @@ impl Snapshot {
         Ok(snapshot)
     }
 
-    /// What has no pod's uid is another program's.
+    /// Adds the state of a sandbox or container to its pod. What has no pod's uid is another
+    /// program's, and is ignored.
     fn add(&mut self, uid: Option<Uid>, id: String, state: State) {
         if let Some(uid) = uid {
             self.pods.entry(uid).or_default().insert((id, state));
         }
     }
 
-    /// The pods that differ from those of an earlier snapshot.
+    /// Returns the pods that differ from those of an earlier snapshot.
     pub fn changed_since(&self, earlier: &Snapshot) -> BTreeSet<Uid> {
         let all = self.pods.keys().chain(earlier.pods.keys());
         all.filter(|uid| self.pods.get(*uid) != earlier.pods.get(*uid)).cloned().collect()
     }
 
-    /// How many pods have a sandbox that is ready.
+    /// Returns how many pods have a sandbox that is ready.
     pub fn running_pods(&self) -> usize {
         self.running.len()
     }
 
-    /// How many containers have a state.
+    /// Returns how many containers have a state.
     pub fn containers(&self, state: State) -> usize {
         self.containers.get(&state).copied().unwrap_or_default()
     }
 
-    /// The pods of which the runtime has anything.
+    /// Returns the pods of which the runtime has anything.
     pub fn pods(&self) -> impl Iterator<Item = &Uid> {
         self.pods.keys()
     }

@@ -92,7 +92,7 @@ impl Kubelet {
         after
     }
 
-    /// The pod holds nothing any more: its status is the last one. Upstream: `TerminatePod`.
+    /// Sets the last status of a pod, which holds nothing any more. Upstream: `TerminatePod`.
     pub(super) fn finish_status(&self, pod: &Arc<Pod>) {
         let change = self.store.update_status(pod, self.clock.now(), |before, _| {
             let mut status = before.cloned().unwrap_or_default();

@@ -89,7 +89,7 @@ impl PodStore {
         PodStore { expected, state: Mutex::default(), changes: OnceLock::new() }
     }
 
-    /// The source has been read.
+    /// Records that the source has been read.
     pub(super) fn set_seen(&self, source: Source) {
         self.state.lock().seen.insert(source);
     }
@@ -104,17 +104,17 @@ impl PodStore {
         self.expected.is_subset(&self.state.lock().seen)
     }
 
-    /// A source has the pod, with this definition.
+    /// Records that a source has the pod, with this definition.
     pub(super) fn set_pod(&self, pod: &Arc<Pod>) {
         self.state.lock().records.entry(pod.uid()).or_default().pod = Some(pod.clone());
     }
 
-    /// The pod may run once others have made room for it.
+    /// Records that the pod may run once others have made room for it.
     pub(super) fn set_reserved(&self, pod: &Pod) {
         self.admit(pod, Admission::Reserved);
     }
 
-    /// The pod may run, unless it has ended.
+    /// Records that the pod may run, unless it has ended.
     pub(super) fn set_admitted(&self, pod: &Pod) {
         self.admit(pod, Admission::Admitted);
     }
@@ -132,7 +132,7 @@ impl PodStore {
         };
     }
 
-    /// The pod may not run.
+    /// Records that the pod may not run.
     pub(super) fn set_rejected(&self, pod: &Pod, mut status: core::PodStatus, now: Timestamp) {
         let mut state = self.state.lock();
         let record = state.records.entry(pod.uid()).or_default();
@@ -142,7 +142,7 @@ impl PodStore {
         record.version += 1;
     }
 
-    /// No source has the pod any more.
+    /// Records that no source has the pod any more.
     pub(super) fn remove_pod(&self, uid: &str) {
         if let Some(record) = self.state.lock().records.get_mut(uid) {
             record.pod = None;
@@ -160,7 +160,8 @@ impl PodStore {
         self.state.lock().records.get(uid)?.pod.clone()
     }
 
-    /// The pod of a name with its last status here; of several, one that is not being deleted.
+    /// Finds the pod of a name with its last status here; of several, one that is not being
+    /// deleted.
     pub(super) fn named(
         &self,
         namespace: &str,
@@ -218,7 +219,7 @@ impl PodStore {
         pods.iter().filter(|pod| pod.is_static()).filter(uses).map(|pod| pod.uid()).collect()
     }
 
-    /// The pods of all sources with their statuses.
+    /// Lists the pods of all sources with their statuses.
     pub(super) fn with_statuses(&self) -> Vec<Pod> {
         let state = self.state.lock();
         let pods = state.records.values().filter_map(|record| {
@@ -288,12 +289,12 @@ impl PodStore {
         self.state.lock().records.get(uid)?.first_seen
     }
 
-    /// The pod runs. Returns when a source had it first, the first time.
+    /// Records that the pod runs. Returns when a source had it first, the first time.
     pub(super) fn take_first_seen(&self, uid: &str) -> Option<Duration> {
         self.state.lock().records.get_mut(uid)?.first_seen.take()
     }
 
-    /// The API server has this mirror pod, or no more.
+    /// Records that the API server has this mirror pod, or no more.
     pub(super) fn set_mirror(&self, mirror: &Arc<Pod>, is_there: bool) {
         let mirrors = &mut self.state.lock().mirrors;
         let name = mirror.full_name();
@@ -320,8 +321,8 @@ impl PodStore {
         pods.filter(|pod| pod.is_static()).find(|pod| pod.full_name() == full_name)
     }
 
-    /// What the API server is to know about a pod; `None`: no source has it, or nothing is known yet.
-    /// The caller knows whether the pod has ended.
+    /// Returns what the API server is to know about a pod; `None`: no source has it, or nothing is
+    /// known yet. The caller knows whether the pod has ended.
     pub(super) fn report(&self, uid: &str) -> Option<Report> {
         let state = self.state.lock();
         let record = state.records.get(uid)?;
@@ -348,12 +349,13 @@ impl PodStore {
         receiver
     }
 
-    /// The pod's report may have changed.
+    /// Announces that the pod's report may have changed.
     pub(super) fn notify(&self, pod: &Pod) {
         self.send(Change::Status(pod.uid()));
     }
 
-    /// The mirror pod of this full name may have to change. Does nothing without an API server.
+    /// Announces that the mirror pod of this full name may have to change. Does nothing without an
+    /// API server.
     pub(super) fn notify_mirror(&self, full_name: String) {
         self.send(Change::Mirror(full_name));
     }

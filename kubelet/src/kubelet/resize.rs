@@ -36,13 +36,14 @@ impl Resizes {
         Resizes { allocated, conditions: ResizeConditions::default(), pending: Mutex::default() }
     }
 
-    /// The pod with the resources that are allocated to it. Upstream: `UpdatePodFromAllocation`.
+    /// Returns the pod with the resources that are allocated to it. Upstream:
+    /// `UpdatePodFromAllocation`.
     pub(super) fn allocated(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let record = self.allocated.get(&pod.uid());
         record.and_then(|record| record.apply(pod)).map_or_else(|| pod.clone(), Arc::new)
     }
 
-    /// Whether the pod asks for other resources than are allocated to it.
+    /// Returns whether the pod asks for other resources than are allocated to it.
     fn differs(&self, pod: &Pod) -> bool {
         self.allocated.get(&pod.uid()).is_some_and(|record| record.apply(pod).is_some())
     }
@@ -51,7 +52,7 @@ impl Resizes {
         !self.pending.lock().is_empty()
     }
 
-    /// The pod has ended: no change of it waits or is under way.
+    /// Forgets the changes of a pod that has ended: none waits or is under way.
     pub(super) fn end(&self, uid: &str) {
         self.conditions.clear(uid);
         self.pending.lock().retain(|pending| **pending != *uid);
@@ -64,19 +65,20 @@ impl Resizes {
         self.pending.lock().retain(|uid| known(uid));
     }
 
-    /// How many changes wait, and how many are under way.
+    /// Returns how many changes wait, and how many are under way.
     pub(super) fn counts(&self) -> (usize, usize) {
         self.conditions.counts()
     }
 
-    /// The conditions of a pod, as its status shows them.
+    /// Returns the conditions of a pod, as its status shows them.
     pub(super) fn conditions(&self, uid: &str) -> Vec<k8s_openapi::api::core::v1::PodCondition> {
         self.conditions.get(uid).conditions()
     }
 }
 
 impl Kubelet {
-    /// Records what a pod has that was admitted. A change that came while no kubelet ran waits.
+    /// Records the resources of an admitted pod as allocated. If its definition now asks for
+    /// others, because it was changed while no kubelet ran, the resize is queued as pending.
     pub(super) async fn allocate_admitted(&self, pod: &Arc<Pod>) {
         let allocated = self.resizes.allocated(pod);
         let (uid, resources) = (pod.uid(), PodResources::of(&allocated));
@@ -91,7 +93,7 @@ impl Kubelet {
         }
     }
 
-    /// A source has changed the pod.
+    /// Queues a resize of a pod whose resources its source has changed, or takes a queued one back.
     pub(super) fn request_resize(&self, before: Option<&Pod>, pod: &Pod) {
         if before.is_some_and(|before| PodResources::of(before) == PodResources::of(pod)) {
             return;
@@ -106,6 +108,7 @@ impl Kubelet {
         }
     }
 
+    /// Adds a pod to those whose resize waits, and sorts them by the order in which they are tried.
     fn push_pending(&self, uid: &Uid) {
         let mut pending = self.resizes.pending.lock();
         if pending.contains(uid) {
@@ -124,7 +127,8 @@ impl Kubelet {
         *pending = pods.into_iter().map(|(pod, ..)| pod.uid()).collect();
     }
 
-    /// Tries the changes that wait. Upstream: `RetryPendingResizes`.
+    /// Tries once more to allocate the resizes that wait, and syncs the pods whose conditions have
+    /// changed. Upstream: `RetryPendingResizes`.
     pub(super) async fn retry_resizes(&self) {
         if !self.resizes.has_pending() || !self.store.has_seen_all() {
             return;
@@ -189,7 +193,8 @@ impl Kubelet {
         }
     }
 
-    /// Follows the change of a pod's resources that was allocated.
+    /// Brings the condition of a pod's allocated resize up to date with its containers, and records
+    /// an event when the resize is complete.
     pub(super) fn observe_resize(&self, pod: &Arc<Pod>, runtime: &PodStatus) {
         let uid = pod.uid();
         let actuated = self.manager.actuated.get(&uid);
@@ -207,7 +212,7 @@ impl Kubelet {
         }
     }
 
-    /// The resources of a pod have not changed that have to.
+    /// Records that the resources of a pod could not be changed.
     pub(super) fn resize_failed(&self, pod: &Arc<Pod>, message: &str) {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         if let Some(generation) = self.resizes.conditions.fail(&uid, message, generation, now) {
@@ -261,7 +266,7 @@ struct Asked<'a> {
     resources: ResourceRequirements,
 }
 
-/// What events say of a pod's resources. Upstream: `makeResourceSummaryFromSpec`.
+/// Returns what events say of a pod's resources. Upstream: `makeResourceSummaryFromSpec`.
 fn summary(pod: &Pod, generation: Option<i64>, error: Option<&str>) -> String {
     let summary = Summary {
         init_containers: pod.init_containers().iter().map(Asked::of).collect(),

@@ -15,7 +15,7 @@ use crate::runtime::labels;
 use crate::stats::{self, Stats, StatsSource, Summary};
 
 impl Kubelet {
-    /// What the node and its pods use. With `only`: only CPU and memory.
+    /// Measures what the node and its pods use. With `only`: only CPU and memory.
     ///
     /// # Errors
     /// Cgroups cannot be read here, or the runtime does not answer.
@@ -45,7 +45,7 @@ impl Kubelet {
         self.measure(false, Some(images), write).await
     }
 
-    /// The newest sandbox of each pod that is ready.
+    /// Lists the newest sandbox of each pod that is ready.
     async fn sandboxes(&self) -> Result<HashMap<Uid, String>, Error> {
         let request = api::ListPodSandboxRequest::default();
         let listed = self.manager.runtime.list_pod_sandbox(request).await;
@@ -57,6 +57,7 @@ impl Kubelet {
         Ok(named.collect())
     }
 
+    /// Calls `measure` on a thread that may block, with all that it needs to read usage.
     async fn measure<T: Send + 'static>(
         self: &Arc<Self>,
         only_cpu_and_memory: bool,

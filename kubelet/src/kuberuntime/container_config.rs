@@ -28,7 +28,7 @@ const HOSTS: &str = "/etc/hosts";
 type VariablesAndMounts = (Vec<(String, Vec<u8>)>, Vec<api::Mount>);
 
 impl Manager {
-    /// The definition of a container.
+    /// Builds the definition of a container.
     pub(super) async fn container_config(
         &self,
         pod: &Arc<Pod>,
@@ -75,6 +75,7 @@ impl Manager {
         *self.cgroup_features.get_or_init(detect).await
     }
 
+    /// Computes the variables and mounts of a container, with the pod's volumes locked meanwhile.
     async fn variables_and_mounts(
         &self,
         pod: &Arc<Pod>,
@@ -172,7 +173,7 @@ fn mount(container_path: &str, host_path: &Path) -> api::Mount {
     }
 }
 
-/// Containers of each user write to it.
+/// Makes the file for a container's last message, to which each user may write.
 fn make_message_file(file: &Path) -> Result<(), Error> {
     let make = || {
         File::create(file)?;

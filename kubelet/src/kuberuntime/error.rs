@@ -52,7 +52,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` of the errors of a path.
+    /// Converts an error at a path, for `map_err`.
     pub(super) fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Path { path, source }

@@ -52,8 +52,8 @@ pub struct Dead {
     pub is_unknown: bool,
 }
 
-/// The containers that have to go. `is_removed`: whether a pod is gone.
-/// Upstream: `evictContainers`.
+/// Lists the containers that have to go. `is_removed`: whether a pod is gone. Upstream:
+/// `evictContainers`.
 pub fn excess(dead: Vec<Dead>, policy: Policy, is_removed: &dyn Fn(&str) -> bool) -> Vec<Dead> {
     let mut units: BTreeMap<(Uid, String), Vec<Dead>> = BTreeMap::new();
     let mut excess = Vec::new();
@@ -98,8 +98,8 @@ pub struct Sandbox {
     pub is_active: bool,
 }
 
-/// The ids of the sandboxes that have to go: not active, and of a pod that is gone or has a newer
-/// one. Upstream: `evictSandboxes`.
+/// Lists the ids of the sandboxes that have to go: not active, and of a pod that is gone or has a
+/// newer one. Upstream: `evictSandboxes`.
 pub fn excess_sandboxes(sandboxes: Vec<Sandbox>, is_removed: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut pods: BTreeMap<Uid, Vec<Sandbox>> = BTreeMap::new();
     for sandbox in sandboxes {
@@ -157,7 +157,7 @@ pub async fn collect(
     Ok(())
 }
 
-/// `None`: it runs, or is another program's.
+/// Describes a container that does not run; `None`: it runs, or is another program's.
 fn dead(container: &api::Container) -> Option<Dead> {
     let state = container.state();
     if state == api::ContainerState::ContainerRunning {
@@ -172,6 +172,7 @@ fn dead(container: &api::Container) -> Option<Dead> {
     })
 }
 
+/// Removes a dead container; one of unknown state is stopped first.
 async fn remove(
     runtime: &RuntimeService,
     folders: &Folders,
@@ -242,7 +243,7 @@ fn remove_logs(log: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The files whose names begin with that of `path`, in its folder.
+/// Lists the files whose names begin with that of `path`, in its folder.
 pub fn with_prefix(path: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else { return Vec::new() };
     let name = name.to_string_lossy();
@@ -298,7 +299,7 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// While a log is rotated, it is absent for a moment.
+/// Returns whether a link's log may only be absent because it is being rotated.
 async fn may_be_rotating(runtime: &RuntimeService, link: &Path) -> bool {
     let name = link.file_stem().unwrap_or_default().to_string_lossy();
     let Some((_, id)) = name.rsplit_once('-') else { return false };
@@ -328,7 +329,7 @@ pub fn link_log(
     }
 }
 
-/// Upstream: `logSymlink`.
+/// Returns the file name of the link to a container's log. Upstream: `logSymlink`.
 fn link_name(pod: &str, container: &str, id: &str) -> String {
     // The link stays in its folder, even if another program's labels name the pod.
     let mut name = format!("{pod}_{container}-{id}").replace('/', "_");

@@ -19,7 +19,7 @@ use crate::prober::{self, PortError};
 pub(super) struct HookFailure(String);
 
 impl HookFailure {
-    /// The hook did not end within this time.
+    /// Builds the failure of a hook that did not end within this time.
     pub(super) fn late(seconds: i64) -> HookFailure {
         HookFailure(format!("no end within {seconds} s"))
     }
@@ -129,8 +129,8 @@ impl Manager {
         })
     }
 
-    /// Sends a GET; each status is a success. What this machine lacks says nothing about the
-    /// container, whose hook waits for it.
+    /// Runs a hook that is an HTTP GET; any status of its answer is a success. What this machine
+    /// lacks says nothing about the container, whose hook waits for it.
     async fn http_hook(
         &self,
         pod: &Pod,

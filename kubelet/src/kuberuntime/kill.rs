@@ -54,7 +54,7 @@ impl GracePeriod<'_> {
         GracePeriod { clock, begin: clock.monotonic(), seconds }
     }
 
-    /// The rest, in whole seconds, as the runtime counts.
+    /// Returns the rest of the grace in whole seconds, as the runtime counts.
     fn remaining(&self) -> i64 {
         let spent = self.clock.monotonic().saturating_sub(self.begin).as_secs();
         self.seconds.saturating_sub(i64::try_from(spent).unwrap_or(i64::MAX)).max(0)

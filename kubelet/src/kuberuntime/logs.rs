@@ -45,7 +45,7 @@ struct Steps {
     compress: Vec<PathBuf>,
 }
 
-/// What happens to the files that earlier rotations left. Upstream: `cleanupUnusedLogs`,
+/// Decides what happens to the files that earlier rotations left. Upstream: `cleanupUnusedLogs`,
 /// `removeExcessLogs`.
 fn steps(rotated: &[PathBuf], max_files: usize) -> Steps {
     let ends = |file: &Path, suffix: &str| file.to_string_lossy().ends_with(suffix);
@@ -90,6 +90,7 @@ impl Rotation {
         }
     }
 
+    /// Rotates the logs of all running containers that are too large, with several workers.
     async fn rotate_all(&self) -> Result<(), cri::Error> {
         let state =
             api::ContainerStateValue { state: api::ContainerState::ContainerRunning as i32 };
@@ -133,6 +134,8 @@ impl Rotation {
         (!status.log_path.is_empty()).then(|| status.log_path.into())
     }
 
+    /// Renames a container's log, and lets the runtime open a new one. If it cannot, the name is
+    /// given back.
     async fn rotate(&self, id: &str, log: &Path) -> Result<(), Error> {
         let (path, max_files) = (log.to_owned(), self.policy.max_files);
         let exists = task::blocking(move || {
@@ -162,7 +165,7 @@ impl Rotation {
     }
 }
 
-/// Whether a log is too large, or absent: then the runtime opens it again.
+/// Returns whether a log is too large, or absent: then the runtime opens it again.
 fn is_due(log: &Path, max_bytes: u64) -> bool {
     match fs::metadata(log) {
         Ok(data) => data.len() >= max_bytes,
@@ -212,7 +215,7 @@ fn compress(log: &Path) -> io::Result<()> {
     outcome.and_then(|()| fs::remove_file(log))
 }
 
-/// The time of a rotation, as its file's suffix. Upstream: `timestampFormat`.
+/// Formats the time of a rotation, as its file's suffix. Upstream: `timestampFormat`.
 fn suffix(now: Timestamp) -> String {
     now.to_jiff().strftime("%Y%m%d-%H%M%S").to_string()
 }

@@ -13,8 +13,8 @@ use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::status::{PodStatus, State};
 
 impl Manager {
-    /// The cgroup below which the runtime makes those of a pod's containers; empty: the runtime
-    /// decides.
+    /// Returns the cgroup below which the runtime makes those of a pod's containers; empty: the
+    /// runtime decides.
     pub(super) fn cgroup_parent(&self, pod: &Pod) -> String {
         match (&self.cgroups, self.node.cgroup_root.trim_end_matches('/')) {
             (Some(cgroups), _) => cgroups.parent(pod),
@@ -61,7 +61,7 @@ impl Manager {
         Ok(true)
     }
 
-    /// What a pod's cgroup limits; `None`: the kubelet does not limit it.
+    /// Returns what a pod's cgroup limits; `None`: the kubelet does not limit it.
     pub async fn pod_limits(&self, pod: &Arc<Pod>) -> Option<PodLimits> {
         let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
         task::blocking(move || cgroups.pod_limits(&pod)).await

@@ -89,8 +89,8 @@ impl Manager {
     }
 }
 
-/// The ids of containers that another one has replaced. At most `keep` ended containers of each
-/// name stay. `None`: all that do not run go.
+/// Lists the ids of containers that another one has replaced. At most `keep` ended containers of
+/// each name stay. `None`: all that do not run go.
 fn superseded(status: &PodStatus, keep: Option<usize>) -> Vec<&str> {
     let mut ended: HashMap<&str, usize> = HashMap::new();
     let mut newer = BTreeSet::new();

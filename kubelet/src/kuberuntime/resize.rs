@@ -122,7 +122,8 @@ impl Manager {
         Ok(())
     }
 
-    /// `None`: the kubelet does not limit the cgroup.
+    /// Reads the limits of a pod's cgroup, and computes those that it should have. `None`: the
+    /// kubelet does not limit the cgroup.
     async fn pod_cgroup(&self, pod: &Arc<Pod>) -> Option<PodCgroup> {
         let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
         let read = move || {
@@ -133,7 +134,8 @@ impl Manager {
         task::blocking(read).await
     }
 
-    /// A limit below the present usage would end processes. Upstream: `validateMemoryResizeAction`.
+    /// Checks that no memory limit is set below the present usage, which would end processes.
+    /// Upstream: `validateMemoryResizeAction`.
     async fn check_memory(
         &self,
         pod: &Arc<Pod>,
@@ -177,8 +179,8 @@ impl Manager {
         }
     }
 
-    /// The runtime hears of the pod's resources first: it may refuse them. Runtimes that do not know the
-    /// call need not know the resources.
+    /// Announces the pod's new resources to the runtime first: it may refuse them. Runtimes that do
+    /// not know the call need not know the resources.
     async fn update_sandbox(&self, pod: &Pod, sandbox: &str) -> Result<(), ResizeError> {
         let request = api::UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: sandbox.to_owned(),
@@ -191,6 +193,7 @@ impl Manager {
         }
     }
 
+    /// Gives a container new resources by the runtime, and records them.
     async fn update_container(
         &self,
         pod: &Arc<Pod>,
@@ -219,6 +222,7 @@ impl Manager {
     }
 }
 
+/// Sets these limits on the pod's cgroup, one after the other.
 async fn limit(
     pod: &Arc<Pod>,
     cgroup: Option<&PodCgroup>,
@@ -233,6 +237,8 @@ async fn limit(
     Ok(())
 }
 
+/// Decides in which order a pod's cgroup is limited: it grows before its containers, and shrinks
+/// after them.
 fn steps(cgroup: &PodCgroup, resource: Resource) -> Steps {
     let PodCgroup { current, desired, .. } = cgroup;
     let mut steps = Steps::default();

@@ -24,7 +24,7 @@ pub(super) struct PodSandbox {
 }
 
 impl Manager {
-    /// The definition of the pod's sandbox.
+    /// Builds the definition of the pod's sandbox.
     ///
     /// # Errors
     /// The pod's host name is too long, or the node's resolver cannot be read.
@@ -53,8 +53,8 @@ impl Manager {
         Ok(config)
     }
 
-    /// The user namespace of a pod; `None`: its definition says nothing of the host's users.
-    /// Upstream: `GetOrCreateUserNamespaceMappings`.
+    /// Determines the user namespace of a pod: the host's, or one with ids of its own; `None`: its
+    /// definition does not say. Upstream: `GetOrCreateUserNamespaceMappings`.
     ///
     /// # Errors
     /// The runtime has no user namespaces, or no ids are free.
@@ -83,8 +83,8 @@ impl Manager {
         Ok(Some(api::UserNamespace { mode, uids: ids.clone(), gids: ids }))
     }
 
-    /// The runtime's handler that a pod's class names; empty: the default one.
-    /// Upstream: `LookupRuntimeHandler`.
+    /// Returns the runtime's handler that a pod's class names; empty: the default one. Upstream:
+    /// `LookupRuntimeHandler`.
     pub(super) async fn handler(&self, pod: &Pod) -> Result<String, Error> {
         self.objects.handler(pod).await.map_err(Error::NoObject)
     }
@@ -112,7 +112,7 @@ impl Manager {
         Ok(answer.pod_sandbox_id)
     }
 
-    /// The addresses of a sandbox.
+    /// Returns the addresses of a sandbox.
     pub(super) async fn sandbox_ips(&self, id: &str) -> Result<Vec<String>, cri::Error> {
         let request =
             api::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };

@@ -39,7 +39,7 @@ impl From<Waiting> for StartFailure {
     }
 }
 
-/// The failure of a step, by the reason that the container's status shows.
+/// Converts the failure of a step, by the reason that the container's status shows.
 fn failed<E: Error + 'static>(reason: &'static str) -> impl Fn(E) -> Waiting {
     move |error| Waiting { reason, message: chain(&error) }
 }
@@ -71,7 +71,7 @@ pub(super) struct ToStart<'a> {
 }
 
 impl Manager {
-    /// Starts a container in the pod's sandbox.
+    /// Starts a container in the pod's sandbox, unless it is in back-off, and reports a failure.
     pub(super) async fn start(
         &self,
         pod: &Arc<Pod>,
@@ -89,7 +89,8 @@ impl Manager {
         outcome
     }
 
-    /// A container that has ended waits, longer each time. Upstream: `doBackOff`.
+    /// Checks whether a container that has ended has to wait before its next start, longer each
+    /// time. Upstream: `doBackOff`.
     fn back_off(
         &self,
         pod: &Pod,
@@ -116,12 +117,14 @@ impl Manager {
         Ok(())
     }
 
-    /// The time since a wall-clock time in nanoseconds.
+    /// Returns the time since a wall-clock time in nanoseconds.
     fn since(&self, nanos: i64) -> Duration {
         let then = Timestamp::from_micros(nanos / 1000);
         self.clock.now().duration_since(then)
     }
 
+    /// Creates and starts a container: pulls its images, builds its definition, and runs its
+    /// `postStart` hook.
     async fn start_now(
         &self,
         pod: &Arc<Pod>,
@@ -213,7 +216,8 @@ impl Manager {
         Ok(ContainerImages { own, volumes })
     }
 
-    /// The number of a container's start when the runtime has no earlier one.
+    /// Returns the number of a container's next start by its log files, as the runtime has no
+    /// earlier container that would show it.
     async fn starts_by_logs(&self, pod: &Pod, container: &Container) -> u32 {
         let folder = self.folders.pod_logs(pod).join(&container.name);
         task::blocking(move || {
@@ -225,6 +229,7 @@ impl Manager {
         .await
     }
 
+    /// Makes the legacy link to a container's log. A failure is only logged.
     async fn link_log(&self, pod: &Arc<Pod>, container: &Container, id: &str, count: u32) {
         let (folders, pod, id) = (self.folders.clone(), pod.clone(), id.to_owned());
         let name = container.name.clone();
@@ -259,8 +264,8 @@ impl Manager {
     }
 }
 
-/// With another image or other resources a container has no back-off yet.
-/// Upstream: `GetBackoffKey`.
+/// Returns the key of a container's back-off: with another image or other resources it has none
+/// yet. Upstream: `GetBackoffKey`.
 fn backoff_key(pod: &Pod, container: &Container) -> String {
     let image = container.image.as_deref().unwrap_or_default();
     let resources = serde_json::to_string(&container.resources).unwrap_or_default();

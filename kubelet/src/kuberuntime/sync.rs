@@ -86,7 +86,8 @@ impl Manager {
         self.reset(pod, &actions.to_reset, status.ips()).await
     }
 
-    /// The sandbox in which containers start, which is made if need be; `None`: none have to start.
+    /// Makes the sandbox in which containers start, if need be, and returns it; `None`: no
+    /// container has to start.
     async fn ensure_sandbox(
         &self,
         pod: &Arc<Pod>,

@@ -25,7 +25,7 @@ impl Stamp {
         Stamp { seconds: self.seconds.saturating_sub(seconds), ..self }
     }
 
-    /// A time as RFC 3339 has it; `None`: it is malformed.
+    /// Parses a time as RFC 3339 has it; `None`: it is malformed.
     pub fn parse(text: &[u8]) -> Option<Stamp> {
         let number = |from: usize, to: usize| -> Option<i64> {
             text.get(from..to)?.iter().try_fold(0, |sum, byte| {
@@ -59,8 +59,9 @@ impl Stamp {
     }
 }
 
-/// The nanoseconds after the seconds of a time, and where they end.
+/// Parses the nanoseconds after the seconds of a time, and returns where they end.
 fn fraction(text: &[u8]) -> Option<(u32, usize)> {
+    // The length of `2006-01-02T15:04:05`.
     const AT: usize = 19;
     if text.get(AT) != Some(&b'.') {
         return Some((0, AT));
@@ -74,7 +75,7 @@ fn fraction(text: &[u8]) -> Option<(u32, usize)> {
     Some((value * 10_u32.pow(9 - u32::try_from(count).ok()?), AT + 1 + count))
 }
 
-/// The days from 1970 to a day of the Gregorian calendar.
+/// Returns the days from 1970 to a day of the Gregorian calendar.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     // Years begin in March, so that the leap day is the last one.
     let year = if month > 2 { year } else { year - 1 };
@@ -136,6 +137,7 @@ enum Parsed<'a> {
 }
 
 impl Decoder {
+    /// Creates the decoder of a log, before any of its bytes.
     pub fn new(options: &LogOptions) -> Decoder {
         // A followed log has more lines than those at its end.
         let lines = options.tail_lines.filter(|_| !options.follow);
@@ -153,12 +155,12 @@ impl Decoder {
         }
     }
 
-    /// Whether nothing more will be shown.
+    /// Returns whether nothing more will be shown.
     pub fn is_done(&self) -> bool {
         self.is_done
     }
 
-    /// The next bytes come from another file: an incomplete beginning of a line is dropped.
+    /// Prepares for bytes of another file: an incomplete beginning of a line is dropped.
     pub fn start_file(&mut self) {
         self.head.clear();
         self.state = State::Head;
@@ -187,6 +189,8 @@ impl Decoder {
         Ok(())
     }
 
+    /// Takes the head of a line from the input, and returns what follows it. A head that is cut off
+    /// is kept for the next input.
     fn take_head<'a>(
         &mut self,
         input: &'a [u8],
@@ -222,7 +226,7 @@ impl Decoder {
         }
     }
 
-    /// Begins the text of a line.
+    /// Begins the text of a line: decides whether it is shown, and writes its time if wanted.
     fn begin(&mut self, head: &Head<'_>, out: &mut Vec<u8>) {
         self.has_format = true;
         let is_shown = self.since.is_none_or(|since| head.stamp >= since)
@@ -243,6 +247,8 @@ impl Decoder {
         self.state = State::Text { is_shown, is_partial: head.is_partial, is_empty: true };
     }
 
+    /// Takes the text of a line from the input, shows it if its stream is asked for, and returns
+    /// what follows it.
     fn take_text<'a>(
         &mut self,
         input: &'a [u8],
@@ -283,7 +289,7 @@ impl Decoder {
     }
 }
 
-/// The head of a line; `line` may end before or after it.
+/// Parses the head of a line; `line` may end before or after it.
 fn parse(line: &[u8]) -> Parsed<'_> {
     let (mut ends, mut found) = ([0; 3], 0);
     let window = &line[..line.len().min(MAX_HEAD)];

@@ -38,8 +38,8 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// The options of the decoded parameters of a query; unknown parameters are ignored, and of a
-    /// parameter that is given again the first value counts.
+    /// Parses the decoded parameters of a query; unknown parameters are ignored, and of a parameter
+    /// that is given again the first value counts.
     ///
     /// # Errors
     /// [`Error::Query`] for a value of another type, [`Error::Options`] for one out of its range.

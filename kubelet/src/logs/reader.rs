@@ -36,7 +36,7 @@ pub struct LogFile {
 }
 
 impl LogFile {
-    /// The log at `path`, which has to be below `folder`: a pod's own folder in `root`.
+    /// Returns the log at `path`, which has to be below `folder`: a pod's own folder in `root`.
     ///
     /// # Errors
     /// It is elsewhere.
@@ -47,7 +47,7 @@ impl LogFile {
         }
     }
 
-    /// Blocks.
+    /// Opens the log; links must not lead out of its folder. Blocks.
     fn open(&self) -> io::Result<File> {
         beneath::open(&self.root, &self.path)
     }
@@ -68,7 +68,8 @@ pub struct LogReader {
 /// Whether the container that writes a log runs.
 pub type IsRunning = Arc<dyn Fn() -> Boxed<Result<bool, cri::Error>> + Send + Sync>;
 
-/// Asks the runtime. One that is away says nothing about its containers: they continue.
+/// Returns a function that asks the runtime whether a container runs. While the runtime is away,
+/// the answer is that it does.
 pub fn is_running(runtime: &RuntimeService, container: &str) -> IsRunning {
     let (runtime, container) = (runtime.clone(), container.to_owned());
     Arc::new(move || {
@@ -135,8 +136,8 @@ impl LogReader {
         Ok(LogReader { reading: Some(reading.await?), log, follow })
     }
 
-    /// The next part that is shown; `None`: there is no more. Not to be asked again after an error,
-    /// or when the future was dropped half-way.
+    /// Reads the next part that is shown; `None`: there is no more. Not to be asked again after an
+    /// error, or when the future was dropped half-way.
     pub async fn next(&mut self) -> Option<Result<Vec<u8>, Error>> {
         loop {
             let mut reading = self.reading.take()?;
@@ -168,7 +169,7 @@ impl LogReader {
         }
     }
 
-    /// At the end of the file: waits until there may be more; false: there will be no more.
+    /// Waits at the end of the file until there may be more; false: there will be no more.
     async fn wait(&mut self) -> Result<bool, Error> {
         let (Some(follow), Some(reading)) = (&mut self.follow, &mut self.reading) else {
             return Ok(false);
@@ -229,7 +230,7 @@ enum Change {
     Replaced(File),
 }
 
-/// What has happened to the name of a log that is read to its end.
+/// Finds out what has happened to the name of a log that is read to its end.
 async fn replacement(log: &LogFile, reading: &Reading) -> Change {
     let (log, position) = (log.clone(), reading.position);
     let Ok(own) = reading.file.metadata() else { return Change::None };
@@ -270,7 +271,8 @@ enum Fault {
 }
 
 impl Reading {
-    /// Reads until something is shown. Blocks.
+    /// Reads blocks of the log until one has something to show, the file ends, or [`BLOCKS`] are
+    /// read. Blocks.
     fn read(&mut self) -> Result<Part, Fault> {
         let mut shown = Vec::new();
         for _ in 0..BLOCKS {
@@ -299,7 +301,7 @@ impl Reading {
     }
 }
 
-/// Where the last lines of a file begin. A line without its end does not count. Blocks.
+/// Finds where the last lines of a file begin. A line without its end does not count. Blocks.
 /// Upstream: `findTailLineStartIndex`.
 fn tail_start(file: &File, lines: u64) -> io::Result<u64> {
     let (mut end, mut block) = (file.metadata()?.len(), vec![0; BLOCK]);

@@ -28,7 +28,8 @@ pub struct NodeIps {
 }
 
 impl NodeIps {
-    /// Words that are no addresses are ignored, and logged.
+    /// Parses the addresses of `--node-ip`: at most one of each family. Words that are no addresses
+    /// are ignored, and logged.
     ///
     /// # Errors
     /// There are several of a family, or an unspecified one beside another.
@@ -67,7 +68,7 @@ impl NodeIps {
     }
 }
 
-/// An address whose parts may have leading zeros. Upstream: `netutils.ParseIPSloppy`.
+/// Parses an address whose parts may have leading zeros. Upstream: `netutils.ParseIPSloppy`.
 pub fn parse_sloppy(text: &str) -> Option<IpAddr> {
     if text.contains(':') {
         let ip = text.parse::<IpAddr>().ok()?;
@@ -117,7 +118,8 @@ impl NodeAddress {
         NodeAddress { inner: Arc::new(Inner { hostname, ips, is_external, ..Inner::default() }) }
     }
 
-    /// The addresses of the machine, one of a family; empty: there never was a default route.
+    /// Returns the addresses of the machine, one of a family; empty: there never was a default
+    /// route.
     pub fn now(&self) -> Vec<IpAddr> {
         let Inner { hostname, ips, looked_up, .. } = &*self.inner;
         let mut specified: Vec<IpAddr> = ips.specified().collect();
@@ -145,6 +147,8 @@ impl NodeAddress {
         self.set_by(node, &sources)
     }
 
+    /// Sets the addresses as [`Self::set`] does, from these sources. With a cloud the addresses of
+    /// its controller stay.
     fn set_by(&self, node: &mut core::Node, sources: &Sources<'_>) -> Result<(), Error> {
         let Inner { ips, is_external, .. } = &*self.inner;
         let specified: Vec<IpAddr> = ips.specified().collect();
@@ -181,7 +185,7 @@ impl NodeAddress {
         internal.chain([address("Hostname", self.inner.hostname.clone())]).collect()
     }
 
-    /// The address of a node for which none is specified.
+    /// Finds the address of a node for which none is specified.
     fn found(&self, sources: &Sources<'_>) -> Result<IpAddr, Error> {
         let Inner { hostname, ips, looked_up, .. } = &*self.inner;
         if let Some(ip) = parse_sloppy(hostname) {
@@ -196,7 +200,7 @@ impl NodeAddress {
         found.ok_or_else(|| Error::NoAddress { node: hostname.clone() })
     }
 
-    /// The address of the default route, of the preferred family first.
+    /// Returns the address of the default route, of the preferred family first.
     fn default_route(&self) -> Option<IpAddr> {
         self.route_by(|(any, far)| {
             let socket = UdpSocket::bind(any)?;
@@ -205,6 +209,8 @@ impl NodeAddress {
         })
     }
 
+    /// Returns the machine's address on the route of its preferred family, or of the other one.
+    /// Where that fails, it is the last one found.
     fn route_by(&self, source: impl Fn(Far) -> io::Result<IpAddr>) -> Option<IpAddr> {
         let [v4, v6] = FAR;
         let (first, second) = if self.inner.ips.prefers_v4() { (v4, v6) } else { (v6, v4) };
@@ -225,7 +231,7 @@ impl NodeAddress {
     }
 }
 
-/// Whether the node can have an address: it is one of the machine's, and others can reach it.
+/// Checks that the node can have an address: it is one of the machine's, and others can reach it.
 /// Upstream: `validateNodeIP`.
 fn validate(ip: IpAddr) -> Result<(), String> {
     let is_link_local = match ip {
@@ -251,8 +257,8 @@ fn validate(ip: IpAddr) -> Result<(), String> {
     Err(fault.to_owned())
 }
 
-/// The addresses at which the API's objects show a Node: the first one of its internal and external
-/// addresses, and the first one of the other family. Upstream: `GetNodeHostIPs`.
+/// Returns the addresses at which the API's objects show a Node: the first one of its internal and
+/// external addresses, and the first one of the other family. Upstream: `GetNodeHostIPs`.
 pub fn host_ips(node: &core::Node) -> Vec<IpAddr> {
     let all = || node.status.iter().flat_map(|status| &status.addresses).flatten();
     let of = |kind: &'static str| all().filter(move |address| address.type_ == kind);

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-/// Whether the kernel's AppArmor is on. Upstream: `apparmor.isEnabled`.
+/// Returns whether the kernel's AppArmor is on. Upstream: `apparmor.isEnabled`.
 pub fn is_enabled() -> bool {
     fs::read_to_string("/sys/module/apparmor/parameters/enabled")
         .is_ok_and(|text| text.starts_with('Y'))

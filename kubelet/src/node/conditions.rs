@@ -17,6 +17,8 @@ struct Words {
     absent: [&'static str; 3],
 }
 
+/// Returns upstream's words for a pressure: its condition, and the reasons and messages for both
+/// states.
 fn words(pressure: Pressure) -> Words {
     match pressure {
         Pressure::Memory => Words {
@@ -81,8 +83,8 @@ pub fn set_pressure(
     Some(event)
 }
 
-/// Sets the condition Ready, which follows all others. `faults`: why the node takes no pods. Returns
-/// the reason of an event: the condition has changed, and was there before.
+/// Sets the condition Ready, which follows all others. `faults`: why the node takes no pods.
+/// Returns the reason of an event if the condition has changed and was there before.
 pub fn set_ready(
     conditions: &mut Vec<core::NodeCondition>,
     faults: &[String],
@@ -111,12 +113,12 @@ pub fn set_ready(
     }
 }
 
-/// The condition Ready, if there is one.
+/// Returns the condition Ready, if there is one.
 pub fn ready(conditions: &[core::NodeCondition]) -> Option<&core::NodeCondition> {
     conditions.iter().find(|condition| condition.type_ == READY)
 }
 
-/// The condition of a type; a new one follows the others.
+/// Returns the condition of a type; a new one follows the others.
 fn entry<'a>(
     conditions: &'a mut Vec<core::NodeCondition>,
     type_: &str,

@@ -45,22 +45,22 @@ impl StdError for Error {
 }
 
 impl Error {
-    /// Upstream: `apierrors.IsNotFound`.
+    /// Returns whether the server does not have the object. Upstream: `apierrors.IsNotFound`.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_not_found())
     }
 
-    /// Upstream: `apierrors.IsAlreadyExists`.
+    /// Returns whether the object exists already. Upstream: `apierrors.IsAlreadyExists`.
     pub fn is_already_exists(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_already_exists())
     }
 
-    /// Upstream: `apierrors.IsForbidden`.
+    /// Returns whether the server refused the request. Upstream: `apierrors.IsForbidden`.
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_forbidden())
     }
 
-    /// Upstream: `apierrors.IsConflict`.
+    /// Returns whether the object has changed since it was read. Upstream: `apierrors.IsConflict`.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Error::Request(error) if error.is_conflict())
     }

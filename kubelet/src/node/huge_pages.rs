@@ -22,12 +22,12 @@ pub struct PageSize {
 }
 
 impl PageSize {
-    /// Those of the machine. Blocks. Upstream: `HugePageSizes`.
+    /// Returns those of the machine. Blocks. Upstream: `HugePageSizes`.
     pub fn detect() -> Vec<PageSize> {
         PageSize::below(Path::new(FOLDER))
     }
 
-    /// The sizes of pages below `folder`; empty without the folder.
+    /// Reads the sizes of pages below `folder`; empty without the folder.
     fn below(folder: &Path) -> Vec<PageSize> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
         let size = |entry: fs::DirEntry| {
@@ -44,7 +44,8 @@ impl PageSize {
     }
 }
 
-/// Upstream: `HugePageUnitSizeFromByteSize`.
+/// Formats a page size with the largest unit that divides it. Upstream:
+/// `HugePageUnitSizeFromByteSize`.
 fn name_of(bytes: i64) -> String {
     let units = ["B", "KB", "MB", "GB", "TB", "PB"];
     let (mut size, mut unit) = (bytes, 0);
@@ -55,13 +56,14 @@ fn name_of(bytes: i64) -> String {
     format!("{size}{}", units[unit])
 }
 
-/// The bytes of a page that a resource such as `hugepages-2Mi` is of; `None`: it is another one.
+/// Returns the bytes of a page that a resource such as `hugepages-2Mi` is of; `None`: it is another
+/// one.
 pub fn size_of(resource: &str) -> Option<i64> {
     let size: Quantity = resource.strip_prefix(RESOURCE)?.parse().ok()?;
     Some(size.value())
 }
 
-/// The resource of pages of a size: `hugepages-2Mi`. Upstream: `HugePageResourceName`.
+/// Returns the resource of pages of a size: `hugepages-2Mi`. Upstream: `HugePageResourceName`.
 pub fn resource(bytes: i64) -> String {
     format!("{RESOURCE}{}", Quantity::from_milli(bytes.saturating_mul(1000), Format::BinarySi))
 }

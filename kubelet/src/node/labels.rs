@@ -96,7 +96,7 @@ pub struct Taint {
 }
 
 impl Taint {
-    /// A taint as `KEY=VALUE:EFFECT`, `KEY:EFFECT`. Upstream: `taints.parseTaint`.
+    /// Parses a taint as `KEY=VALUE:EFFECT`, `KEY:EFFECT`. Upstream: `taints.parseTaint`.
     ///
     /// # Errors
     /// It does not have this form, or is refused by [`Taint::check`].
@@ -113,6 +113,8 @@ impl Taint {
         Ok(taint)
     }
 
+    /// Checks the key, the value and the effect of the taint.
+    ///
     /// # Errors
     /// Its key, value or effect is invalid.
     pub fn check(&self) -> Result<(), Error> {
@@ -131,7 +133,7 @@ impl Taint {
         }
     }
 
-    /// The taint as a Node has it.
+    /// Returns the taint as a Node has it.
     pub fn of_node(&self) -> core::Taint {
         core::Taint {
             key: self.key.clone(),

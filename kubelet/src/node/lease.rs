@@ -115,8 +115,8 @@ impl LeaseController {
         );
     }
 
-    /// The lease with the time of now, and with its owner unless it has one; and the error with which
-    /// the owner was not found.
+    /// Returns the lease with the time of now, and with its owner unless it has one; and the error
+    /// with which the owner was not found.
     async fn renewed(&self, mut lease: Value) -> (Value, Result<(), Error>) {
         lease["spec"]["leaseDurationSeconds"] = self.duration_seconds.into();
         lease["spec"]["renewTime"] = self.heartbeats.clock().now().to_micro_string().into();
@@ -135,7 +135,7 @@ impl LeaseController {
         }
     }
 
-    /// Whether the lease has been renewed.
+    /// Renews the lease, with a few tries, and returns whether that succeeded.
     async fn update(&mut self, mut base: Value) -> bool {
         for _ in 0..MAX_TRIES {
             let (lease, owner) = self.renewed(base.clone()).await;

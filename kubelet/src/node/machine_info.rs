@@ -28,6 +28,8 @@ impl MachineInfo {
         MachineInfo::below(Path::new("/"))
     }
 
+    /// Reads what is known of the machine from the files below `root`. A file that cannot be read
+    /// leaves its part empty.
     fn below(root: &Path) -> MachineInfo {
         let read = |file: &str| fs::read_to_string(root.join(file));
         let memory = read("proc/meminfo").unwrap_or_default();
@@ -57,7 +59,7 @@ impl MachineInfo {
     }
 }
 
-/// The content of the first file that can be read.
+/// Returns the content of the first file that can be read.
 fn first_of(root: &Path, files: &[&str]) -> String {
     let mut texts = files.iter().filter_map(|file| fs::read_to_string(root.join(file)).ok());
     let text = texts.next().unwrap_or_default();
@@ -69,21 +71,22 @@ fn pretty_name(os_release: &str) -> String {
     name.map_or_else(|| "Linux".to_owned(), |name| name.trim_matches(['"', '\'']).to_owned())
 }
 
-/// The value of a line `NAME VALUE kB`.
+/// Returns the value of a line `NAME VALUE kB`.
 fn kib(meminfo: &str, name: &str) -> i64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse().ok());
     kib.unwrap_or(0)
 }
 
-/// The CPUs of the machine. The kubelet's own quota and affinity say nothing about its pods'.
+/// Returns the CPUs of the machine. The kubelet's own quota and affinity say nothing about its
+/// pods'.
 fn online_cpus() -> i64 {
     let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let own = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64);
     count_cpus(&list).unwrap_or_else(own)
 }
 
-/// The CPUs of a list such as `0-3,5`; `None`: it is malformed. Upstream: `cpuset.Parse`.
+/// Counts the CPUs of a list such as `0-3,5`; `None`: it is malformed. Upstream: `cpuset.Parse`.
 pub fn count_cpus(list: &str) -> Option<i64> {
     let mut cpus = std::collections::BTreeSet::new();
     for range in list.trim().split(',') {

@@ -45,7 +45,7 @@ impl fmt::Debug for OwnNode {
 }
 
 impl OwnNode {
-    /// A Node that has nothing but its name yet.
+    /// Creates a Node that has nothing but its name yet.
     pub fn new(name: &str, address: NodeAddress) -> OwnNode {
         let mut initial = core::Node::default();
         initial.metadata.name = Some(name.to_owned());
@@ -76,19 +76,19 @@ impl OwnNode {
         &self.inner.name
     }
 
-    /// The Node as the API server has it; `None`: it has none, as far as is known.
+    /// Returns the Node as the API server has it; `None`: it has none, as far as is known.
     /// Upstream: `nodeLister.Get`.
     pub fn registered(&self) -> Option<Arc<core::Node>> {
         self.inner.registered.read().clone()
     }
 
-    /// The Node as the API server has it, or else the one that the kubelet would register.
+    /// Returns the Node as the API server has it, or else the one that the kubelet would register.
     /// Upstream: `getNodeAnyWay`.
     pub fn get(&self) -> Arc<core::Node> {
         self.registered().unwrap_or_else(|| self.inner.initial.read().clone())
     }
 
-    /// What pods may have of a resource; zero: nothing is known of it.
+    /// Returns what pods may have of a resource; zero: nothing is known of it.
     pub fn allocatable(&self, resource: &str) -> Quantity {
         let node = self.get();
         let all = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
@@ -96,8 +96,9 @@ impl OwnNode {
         found.and_then(|quantity| quantity.0.parse().ok()).unwrap_or_default()
     }
 
-    /// The node's addresses, the one of `status.hostIP` first; empty: they are not known. Those of a
-    /// Node that is not registered are read from the machine. Upstream: `getHostIPsAnyWay`.
+    /// Returns the node's addresses, the one of `status.hostIP` first; empty: they are not known.
+    /// Those of a Node that is not registered are read from the machine. Upstream:
+    /// `getHostIPsAnyWay`.
     pub fn host_ips(&self) -> Vec<String> {
         let ips = match self.registered() {
             Some(node) => address::host_ips(&node),
@@ -106,7 +107,8 @@ impl OwnNode {
         ips.into_iter().map(|ip| ip.to_string()).collect()
     }
 
-    /// Where pods with the node's network listen, without an address on the loopback at least.
+    /// Returns where pods with the node's network listen, without an address on the loopback at
+    /// least.
     pub fn address_or_loopback(&self) -> String {
         self.host_ips().into_iter().next().unwrap_or_else(|| "127.0.0.1".to_owned())
     }
@@ -117,7 +119,7 @@ impl OwnNode {
         self.inner.synced.opened().await;
     }
 
-    /// There is no API server.
+    /// Records that there is no API server, so that none is waited for.
     pub fn set_standalone(&self) {
         self.inner.synced.open();
     }
@@ -182,7 +184,7 @@ impl OwnNode {
     }
 }
 
-/// `None`: the version is not a number.
+/// Reads the Node's version. `None`: it is not a number.
 fn version(node: &core::Node) -> Option<u64> {
     node.metadata.resource_version.as_deref()?.parse().ok()
 }

@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::strategic_merge::{changed_list, changed_members};
 
-/// The patch that makes `after` of `before`, in which the spec is left out; empty: they are equal.
+/// Builds the patch that makes `after` of `before`, in which the spec is left out; empty: they are
+/// equal.
 pub fn between(before: &core::Node, after: &core::Node) -> Value {
     let value = |node: &core::Node| serde_json::to_value(node).unwrap_or_default();
     let (old, new) = (value(before), value(after));

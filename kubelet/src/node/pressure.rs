@@ -37,8 +37,8 @@ impl NodePressure {
         NodePressure { transition_period, last: Arc::default() }
     }
 
-    /// The thresholds have been compared: these are crossed. `now`: by the monotonic clock.
-    /// Upstream: `nodeConditionsLastObservedAt`, `nodeConditionsObservedSince`.
+    /// Records which thresholds are crossed now. `now`: by the monotonic clock. Upstream:
+    /// `nodeConditionsLastObservedAt`, `nodeConditionsObservedSince`.
     pub fn observe(&self, crossed: impl IntoIterator<Item = Pressure>, now: Duration) {
         let mut last = self.last.lock();
         last.observed.extend(crossed.into_iter().map(|pressure| (pressure, now)));
@@ -46,12 +46,12 @@ impl NodePressure {
         last.held = last.observed.keys().copied().collect();
     }
 
-    /// Whether the node is under a pressure, as of the last observation.
+    /// Returns whether the node is under a pressure, as of the last observation.
     pub fn is_under(&self, pressure: Pressure) -> bool {
         self.last.lock().held.contains(&pressure)
     }
 
-    /// All pressures of the node, as of the last observation.
+    /// Returns all pressures of the node, as of the last observation.
     pub fn all(&self) -> Vec<Pressure> {
         self.last.lock().held.clone()
     }

@@ -37,7 +37,7 @@ const DEVICE_CHECKPOINT: &str = "device-plugins/kubelet_internal_checkpoint";
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_secs(7);
 
-/// The delay before the next attempt.
+/// Returns the delay before the next attempt.
 pub fn next_delay(last: Option<Duration>) -> Duration {
     last.map_or(FIRST_DELAY, |last| (last * 2).min(MAX_DELAY))
 }
@@ -59,8 +59,8 @@ pub struct Registration {
     pub former_devices: Vec<String>,
 }
 
-/// The extended resources that device plugins advertised by a former kubelet of this root folder.
-/// No plugin provides them now. A checkpoint that cannot be read names none. Blocks.
+/// Lists the extended resources that device plugins advertised by a former kubelet of this root
+/// folder. No plugin provides them now. A checkpoint that cannot be read names none. Blocks.
 pub fn former_devices(root: &Path) -> Vec<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "PascalCase")]
@@ -90,7 +90,7 @@ pub fn former_devices(root: &Path) -> Vec<String> {
 }
 
 impl Registration {
-    /// The Node without its status. Upstream: `initialNode`.
+    /// Builds the Node without its status. Upstream: `initialNode`.
     pub fn node(&self) -> core::Node {
         let mut node = core::Node::default();
         node.metadata.name = Some(self.name.clone());

@@ -29,7 +29,7 @@ pub struct NodeResources {
     pub hard_eviction: Amounts,
 }
 
-/// An amount of bytes, in binary units.
+/// Returns an amount of bytes, in binary units.
 pub fn bytes(count: i64) -> Quantity {
     Quantity::from_milli(count.saturating_mul(1000), Format::BinarySi)
 }
@@ -51,7 +51,7 @@ impl PodLimit {
     }
 }
 
-/// What a machine has. `storage_bytes`: of the disk of pods; `None`: it is not counted.
+/// Lists what a machine has. `storage_bytes`: of the disk of pods; `None`: it is not counted.
 pub fn capacity(machine: &MachineInfo, pods: PodLimit, storage_bytes: Option<i64>) -> Amounts {
     let mut capacity = Amounts::from([
         ("cpu".to_owned(), Quantity::new(machine.cpus)),
@@ -91,14 +91,14 @@ impl NodeResources {
         Ok(())
     }
 
-    /// All that is reserved of a resource. Upstream: `GetNodeAllocatableReservation`.
+    /// Returns all that is reserved of a resource. Upstream: `GetNodeAllocatableReservation`.
     fn reservation(&self, resource: &str) -> Quantity {
         let all = [&self.system_reserved, &self.kube_reserved, &self.hard_eviction];
         let found = all.into_iter().filter_map(|amounts| amounts.get(resource).copied());
         found.fold(Quantity::ZERO, |sum, amount| sum + amount)
     }
 
-    /// More is reserved than the machine has. Upstream: `validateNodeAllocatable`.
+    /// Checks that no more is reserved than the machine has. Upstream: `validateNodeAllocatable`.
     ///
     /// # Errors
     /// One that names the resources.
@@ -119,8 +119,9 @@ impl NodeResources {
         }
     }
 
-    /// What all pods together may use, without regard to evictions, which come first. `capacity`:
-    /// what the machine has of a resource. Upstream: `getNodeAllocatableInternalAbsolute`.
+    /// Returns what all pods together may use, without regard to evictions, which come first.
+    /// `capacity`: what the machine has of a resource. Upstream:
+    /// `getNodeAllocatableInternalAbsolute`.
     pub fn pod_limit(&self, resource: &str, capacity: Quantity) -> Quantity {
         let of = |amounts: &Amounts| amounts.get(resource).copied().unwrap_or_default();
         at_least_zero(capacity - of(&self.system_reserved) - of(&self.kube_reserved))
@@ -158,7 +159,7 @@ fn at_least_zero(amount: Quantity) -> Quantity {
     if is_negative { Quantity::ZERO } else { amount }
 }
 
-/// An equal amount keeps its text: another form is no change.
+/// Sets the amount of a resource. An equal amount keeps its text: another form is no change.
 fn put(amounts: &mut BTreeMap<String, ApiQuantity>, resource: &str, amount: Quantity) {
     let before = amounts.get(resource).and_then(|text| text.0.parse::<Quantity>().ok());
     if before.is_none_or(|before| before.compare(amount).is_ne()) {
@@ -166,6 +167,7 @@ fn put(amounts: &mut BTreeMap<String, ApiQuantity>, resource: &str, amount: Quan
     }
 }
 
+/// Parses an amount that is reserved; it must be of a resource that can be, and not negative.
 fn reserved(name: &str, text: &str) -> Result<Quantity, Error> {
     if !["cpu", "memory", "ephemeral-storage", PIDS].contains(&name) {
         return Err(Error::NotReservable(name.to_owned()));
@@ -180,8 +182,8 @@ fn reserved(name: &str, text: &str) -> Result<Quantity, Error> {
     }
 }
 
-/// Whether a resource is advertised by a device plugin or by a person.
-/// Upstream: `IsExtendedResourceName`.
+/// Returns whether a resource is advertised by a device plugin or by a person. Upstream:
+/// `IsExtendedResourceName`.
 pub fn is_extended(resource: &str) -> bool {
     let is_native = !resource.contains('/') || resource.contains("kubernetes.io/");
     !is_native && !resource.starts_with("requests.")

@@ -88,7 +88,7 @@ pub struct NodeEvent {
 }
 
 impl NodeEvent {
-    /// Upstream: `recordNodeStatusEvent`.
+    /// Builds the event of a change of the node's status. Upstream: `recordNodeStatusEvent`.
     pub fn of_status(name: &str, reason: &'static str) -> NodeEvent {
         let message = format!("Node {name} status is now: {reason}");
         NodeEvent { is_warning: false, reason, message }
@@ -164,7 +164,7 @@ fn set_info(status: &mut core::NodeStatus, inputs: &Inputs, name: &str) -> Optio
 /// Go's name of the system.
 pub const OS: &str = "linux";
 
-/// Go's name of the processor.
+/// Returns Go's name of the processor.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -200,7 +200,7 @@ fn set_images(status: &mut core::NodeStatus, inputs: &Inputs) {
     status.images = Some(listed.collect());
 }
 
-/// The fault of a node whose capacity is not known.
+/// Returns the fault of a node whose capacity is not known.
 fn lacks(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
     let storage = inputs.constants.counts_storage.then_some("ephemeral-storage");
     let wanted = ["cpu", "memory", "pods"].into_iter().chain(storage);
@@ -212,13 +212,14 @@ fn lacks(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
     is_fault.then(|| format!("missing node capacity for resources: {}", missing.join(", ")))
 }
 
-/// Whether two statuses differ in more than the time at which the kubelet was heard of.
+/// Returns whether two statuses differ in more than the time at which the kubelet was heard of.
 /// Upstream: `nodeStatusHasChanged`.
 pub fn has_changed(before: &core::NodeStatus, after: &core::NodeStatus) -> bool {
     normal(before) != normal(after)
 }
 
-/// The status without times of heartbeats and without empty lists; conditions are sorted by type.
+/// Returns the status in a form in which it can be compared: without times of heartbeats and empty
+/// lists, and with conditions sorted by type.
 fn normal(status: &core::NodeStatus) -> core::NodeStatus {
     let mut status = status.clone();
     for condition in status.conditions.iter_mut().flatten() {

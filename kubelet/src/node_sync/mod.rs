@@ -132,9 +132,9 @@ impl Reports {
         self.last.is_none_or(|last| now.saturating_sub(last) >= self.period)
     }
 
-    /// A status has been accepted. After a change the next report comes at a time by chance, `part`
-    /// between 0 and 1, so that nodes that changed together do not report together; the others follow
-    /// by the period. Upstream: `delayAfterNodeStatusChange`.
+    /// Records that a status has been accepted. After a change the next report comes at a time by
+    /// chance, `part` between 0 and 1, so that nodes that changed together do not report together;
+    /// the others follow by the period. Upstream: `delayAfterNodeStatusChange`.
     fn add(&mut self, now: Duration, has_changed: bool, period: Duration, part: f64) {
         let is_random = has_changed || self.last.is_none();
         self.period = if is_random { period.mul_f64(0.5 + part) } else { period };
@@ -184,7 +184,8 @@ impl NodeSync {
         }
     }
 
-    /// In a loop of its own: a runtime that lists its images slowly is not down.
+    /// Lists the runtime's images in a loop of its own: a runtime that lists them slowly is not
+    /// down.
     async fn list_images(&self) {
         loop {
             self.runtime.list_images().await;
@@ -192,7 +193,7 @@ impl NodeSync {
         }
     }
 
-    /// Upstream: `JitterUntil`.
+    /// Returns the period of updates with a random part added. Upstream: `JitterUntil`.
     fn jittered(&self) -> Duration {
         self.periods.update.mul_f64(1.0 + JITTER * fastrand::f64())
     }
@@ -282,7 +283,7 @@ impl NodeSync {
         self.with_status(self.registration.node(), self.runtime.info(pleg), None).await
     }
 
-    /// A Node with the status of now, and the events of what has changed.
+    /// Returns a Node with the status of now, and the events of what has changed.
     async fn with_status(
         &self,
         mut node: core::Node,
@@ -315,6 +316,7 @@ impl NodeSync {
         }
     }
 
+    /// Computes the Node's status of now, and writes it if it has changed or a report is due.
     /// Upstream: `tryUpdateNodeStatus`.
     async fn try_update(
         &self,
@@ -370,8 +372,8 @@ impl NodeSync {
         written.volumes.as_ref().is_none_or(|names| names == shown)
     }
 
-    /// A restart of the machine is an event once: another machine with this name would make it one
-    /// again and again.
+    /// Records the events of what has changed. A restart of the machine is an event once: another
+    /// machine with this name would make it one again and again.
     fn record_changes(&self, mut events: Vec<NodeEvent>) {
         let is_reboot = |event: &NodeEvent| event.reason == "Rebooted";
         {
@@ -384,7 +386,8 @@ impl NodeSync {
         self.record(&events);
     }
 
-    /// Upstream: `recordNodeSchedulableEvent`.
+    /// Records an event when the Node becomes schedulable or unschedulable. Upstream:
+    /// `recordNodeSchedulableEvent`.
     fn record_scheduling(&self, node: &core::Node) {
         let spec = node.spec.as_ref();
         let is_unschedulable = spec.and_then(|spec| spec.unschedulable).unwrap_or_default();
@@ -404,7 +407,8 @@ fn status_of(node: &core::Node) -> &core::NodeStatus {
     node.status.as_ref().unwrap_or(&NONE)
 }
 
-/// The labels that the scheduler needs, also when others have changed them. Upstream: `updateNode`.
+/// Sets the labels that the scheduler needs, also when others have changed them. Upstream:
+/// `updateNode`.
 fn set_machine_labels(node: &mut core::Node) {
     let all = node.metadata.labels.get_or_insert_default();
     all.insert(labels::OS.to_owned(), status::OS.to_owned());

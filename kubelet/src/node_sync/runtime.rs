@@ -33,7 +33,7 @@ struct RuntimeState {
 }
 
 impl RuntimeState {
-    /// Why the node is not ready. `pleg`: the fault of the relist. Upstream: `runtimeErrors`,
+    /// Lists why the node is not ready. `pleg`: the fault of the relist. Upstream: `runtimeErrors`,
     /// `networkErrors`.
     fn faults(&self, pleg: Option<String>, now: Duration) -> Vec<String> {
         let down = match self.last_ready {
@@ -68,7 +68,7 @@ impl RuntimeState {
     }
 }
 
-/// The fault of a condition that is not true.
+/// Returns the fault of a condition that is not true.
 fn fault(conditions: &[api::RuntimeCondition], kind: &str, text: &str) -> Option<String> {
     let found = conditions.iter().find(|condition| condition.r#type == kind);
     let shown = found.map(|condition| {
@@ -81,6 +81,7 @@ fn fault(conditions: &[api::RuntimeCondition], kind: &str, text: &str) -> Option
     }
 }
 
+/// Converts what the runtime reports of a handler to its form in the Node's status.
 fn handler(handler: api::RuntimeHandler) -> core::NodeRuntimeHandler {
     let features = handler.features.unwrap_or_default();
     core::NodeRuntimeHandler {
@@ -122,14 +123,14 @@ impl RuntimeWatch {
         }
     }
 
-    /// What is known of the runtime. `pleg`: the fault of the relist.
+    /// Returns what is known of the runtime. `pleg`: the fault of the relist.
     pub fn info(&self, pleg: Option<String>) -> RuntimeInfo {
         let state = self.state.lock();
         let faults = state.faults(pleg, self.clock.monotonic());
         RuntimeInfo { faults, ..state.info.clone() }
     }
 
-    /// The images of the runtime; `None`: they were not listed yet.
+    /// Returns the images of the runtime; `None`: they were not listed yet.
     pub fn images(&self) -> Option<Vec<ImageNames>> {
         self.state.lock().images.clone()
     }
@@ -140,8 +141,8 @@ fn names(image: api::Image) -> ImageNames {
     ImageNames { id: image.id, digests: image.repo_digests, tags: image.repo_tags, size_bytes }
 }
 
-/// The version of a runtime as a Node shows it: without a leading `v`, and without what follows its
-/// numbers unless that is of a semantic version. Upstream: `newRuntimeVersion`.
+/// Returns the version of a runtime as a Node shows it: without a leading `v`, and without what
+/// follows its numbers unless that is of a semantic version. Upstream: `newRuntimeVersion`.
 fn plain_version(text: &str) -> Option<String> {
     let text = text.trim();
     let text = text.strip_prefix('v').unwrap_or(text);

@@ -42,13 +42,13 @@ pub enum Unavailable {
 }
 
 impl Unavailable {
-    /// Whether the object does not exist, which is fine where it is optional.
+    /// Returns whether the object does not exist, which is fine where it is optional.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Unavailable::NotFound { .. })
     }
 }
 
-/// The singular name of the resource in upstream's messages.
+/// Returns the singular name of the resource in upstream's messages.
 fn resource(kind: Kind) -> &'static str {
     match kind {
         Kind::ConfigMap => "configmap",
@@ -57,7 +57,7 @@ fn resource(kind: Kind) -> &'static str {
     }
 }
 
-/// The server's message alone, where it has one.
+/// Returns the server's message alone, where it has one.
 fn answer(error: &client::Error) -> String {
     error.message().map_or_else(|| chain(error), str::to_owned)
 }

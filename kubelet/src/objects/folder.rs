@@ -37,7 +37,7 @@ struct Object {
 }
 
 impl State {
-    /// What is known of these objects.
+    /// Returns what is known of these objects.
     pub(super) fn known(&self, keys: BTreeSet<Key>) -> PodObjects {
         let known = |key: Key| {
             let known = match self.contents(&key) {
@@ -56,7 +56,8 @@ impl State {
         State(objects.map(object).collect())
     }
 
-    /// The objects that another state of the folder has not, or not as here, or not any more.
+    /// Returns the objects that another state of the folder has not, or not as here, or not any
+    /// more.
     fn changes(&self, other: &State) -> BTreeSet<Key> {
         let keys = self.0.keys().chain(other.0.keys());
         keys.filter(|key| self.contents(key) != other.contents(key)).cloned().collect()
@@ -66,7 +67,7 @@ impl State {
         self.0.get(key).map(|object| &object.contents)
     }
 
-    /// The object of a file.
+    /// Returns the object of a file.
     fn of_file(&self, file: &Path) -> Option<(Key, Arc<Contents>)> {
         let mut objects = self.0.iter();
         let (key, object) = objects.find(|(_, object)| object.file == file)?;
@@ -135,9 +136,9 @@ pub fn first(folder: &Path) -> Result<LocalObjects, Error> {
     Ok(LocalObjects(Arc::new(Mutex::new(Arc::new(objects)))))
 }
 
-/// The objects of a folder, and a line for each fault. Of files with one object the first by name
-/// counts. A file with a fault keeps its `last` object, as a folder that cannot be read keeps all: only
-/// what is not there is gone.
+/// Reads the objects of a folder; returns a line for each fault, too. Of files with one object the
+/// first by name counts. A file with a fault keeps its `last` object, as a folder that cannot be
+/// read keeps all: only what is not there is gone.
 fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     let entries = || {
         let entries = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
@@ -177,7 +178,7 @@ fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     (objects, faults)
 }
 
-/// The object of a file; `None`: it is gone, or not a file.
+/// Reads the object of a file; `None`: it is gone, or not a file.
 fn read_file(file: &Path) -> Result<Option<(Key, Arc<Contents>)>, Error> {
     match fs::metadata(file) {
         Ok(data) if data.is_file() => {}
@@ -193,6 +194,8 @@ fn read_file(file: &Path) -> Result<Option<(Key, Arc<Contents>)>, Error> {
     decode(&bytes).map(Some)
 }
 
+/// Decodes a ConfigMap, Secret or RuntimeClass in JSON or YAML. Errors: another kind, or an invalid
+/// key or name.
 fn decode(bytes: &[u8]) -> Result<(Key, Arc<Contents>), Error> {
     let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     let document: Value = match serde_json::from_str(text) {
@@ -253,7 +256,7 @@ fn bytes_of(data: Option<BTreeMap<String, k8s_openapi::ByteString>>) -> BTreeMap
     data.into_iter().flatten().map(|(key, bytes)| (key, bytes.0)).collect()
 }
 
-/// Upstream: `IsConfigMapKey`.
+/// Returns whether the text is a valid key of a ConfigMap. Upstream: `IsConfigMapKey`.
 fn is_key(key: &str) -> bool {
     let is_fine = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     (1..=253).contains(&key.len())

@@ -75,7 +75,7 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// The content of a key, for a file.
+    /// Returns the content of a key, for a file.
     pub fn bytes(&self, key: &str) -> Option<&[u8]> {
         self.data.get(key).or_else(|| self.binary_data.get(key)).map(Vec::as_slice)
     }
@@ -103,6 +103,8 @@ impl PodObjects {
         PodObjects { objects, tokens: BTreeMap::new() }
     }
 
+    /// Returns the contents of an object.
+    ///
     /// # Errors
     /// The object is missing, or is not fetched yet. The texts are upstream's.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, Unavailable> {
@@ -115,7 +117,7 @@ impl PodObjects {
         }
     }
 
-    /// The token of the pod's account for a source of a volume.
+    /// Returns the token of the pod's account for a source of a volume.
     ///
     /// # Errors
     /// It is not there yet, or could not be fetched.
@@ -128,7 +130,7 @@ impl PodObjects {
         }
     }
 
-    /// Whether the API server has answered for all of them.
+    /// Returns whether the API server has answered for all of them.
     fn is_settled(&self) -> bool {
         self.objects.values().all(|known| *known != Known::NotYet)
             && self.tokens.values().all(KnownToken::is_settled)
@@ -195,13 +197,13 @@ struct ServerObjects {
 }
 
 impl Objects {
-    /// The objects of a folder, and of no API server.
+    /// Returns the objects of a folder, and of no API server.
     pub fn new(folder: LocalObjects, clock: SharedClock) -> Objects {
         Objects { folder, server: None, clock }
     }
 
-    /// The same, with those of an API server, which are followed until stopped. `again` gets the
-    /// pods whose objects have changed. `sync_period`: that of pods.
+    /// Adds the objects of an API server, which are followed until stopped. `again` gets the pods
+    /// whose objects have changed. `sync_period`: that of pods.
     pub fn with_server(
         self,
         client: &Client,
@@ -222,20 +224,21 @@ impl Objects {
         Objects { server: Some(server), ..self }
     }
 
-    /// Those of the API server, for a pod that is from there.
+    /// Returns those of the API server, for a pod that is from there.
     fn server_of(&self, pod: &Pod) -> Option<&ServerObjects> {
         self.server.as_ref().filter(|_| !pod.is_static())
     }
 
-    /// The pod begins, or has changed: what it refers to is followed from now on, until
-    /// [`Objects::forget`]. Upstream: `RegisterPod`.
+    /// Follows what a pod that begins or has changed refers to, until [`Objects::forget`].
+    /// Upstream: `RegisterPod`.
     pub fn follow(&self, pod: &Pod) {
         if let Some(server) = self.server_of(pod) {
             server.watches.register(&pod.uid(), references(pod));
         }
     }
 
-    /// The pod has ended. Upstream: `UnregisterPod`, `DeleteServiceAccountToken`.
+    /// Forgets what a pod refers to that has ended. Upstream: `UnregisterPod`,
+    /// `DeleteServiceAccountToken`.
     pub fn forget(&self, uid: &Uid) {
         if let Some(server) = &self.server {
             server.watches.forget(uid);
@@ -257,9 +260,9 @@ impl Objects {
         self.settled(server, now, PodObjects::is_settled).await
     }
 
-    /// Tokens of the pod's account for audiences (empty: the API server), with their seconds; in
-    /// their order. Each comes with its audience and the end of its life. They are renewed in time, if
-    /// they are read again. The future may be dropped at any time.
+    /// Returns a token of the pod's account for each wanted audience (empty: the API server) and
+    /// life in seconds, in the same order. Each comes with its audience and the end of its life.
+    /// They are renewed in time, if they are read again. The future may be dropped at any time.
     ///
     /// # Errors
     /// One is not there yet, or could not be fetched.
@@ -311,8 +314,8 @@ impl Objects {
         settles.or(late).await
     }
 
-    /// The runtime's handler of the pod's class; empty: the default one.
-    /// Upstream: `LookupRuntimeHandler`.
+    /// Returns the runtime's handler of the pod's class; empty: the default one. Upstream:
+    /// `LookupRuntimeHandler`.
     ///
     /// # Errors
     /// There is no such class, or it is not known yet.
@@ -331,7 +334,7 @@ impl Objects {
         self.settled(server, handler, is_settled).await
     }
 
-    /// The variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
+    /// Returns the variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
     ///
     /// # Errors
     /// The pod is of the API server, and the Services are not known yet.

@@ -24,6 +24,7 @@ pub enum Use<'a> {
 type Name<'a> = (Kind, &'a str);
 
 impl Use<'_> {
+    /// Returns the keys of the objects that a pod refers to for this use.
     pub(super) fn keys(self, pod: &Pod) -> BTreeSet<Key> {
         let names = match self {
             Use::Volumes => of_volumes(pod),
@@ -46,7 +47,7 @@ impl Use<'_> {
     }
 }
 
-/// All objects that a pod refers to.
+/// Lists all objects that a pod refers to.
 pub fn references(pod: &Pod) -> BTreeSet<Key> {
     let spec = pod.spec();
     let mut names = [of_volumes(pod), of_pulls(pod)].concat();
@@ -61,6 +62,7 @@ pub fn references(pod: &Pod) -> BTreeSet<Key> {
     keys(pod, names)
 }
 
+/// Returns the keys of these names, in the pod's namespace or in none.
 fn keys(pod: &Pod, names: Vec<Name<'_>>) -> BTreeSet<Key> {
     let namespace = pod.namespace();
     let key = |(kind, name): Name<'_>| Key {
@@ -72,6 +74,7 @@ fn keys(pod: &Pod, names: Vec<Name<'_>>) -> BTreeSet<Key> {
     names.into_iter().filter(|(_, name)| !name.is_empty()).map(key).collect()
 }
 
+/// Returns the ConfigMaps and Secrets that a container's variables refer to.
 fn of_variables<'a>(
     variables: Option<&'a [core::EnvVar]>,
     from: Option<&'a [core::EnvFromSource]>,
@@ -89,6 +92,7 @@ fn of_variables<'a>(
     names
 }
 
+/// Returns the ConfigMaps and Secrets that a pod's volumes refer to.
 fn of_volumes(pod: &Pod) -> Vec<Name<'_>> {
     let mut names = Vec::new();
     for volume in pod.spec().volumes.iter().flatten() {
@@ -110,7 +114,7 @@ fn of_pulls(pod: &Pod) -> Vec<Name<'_>> {
     secrets.map(|secret| (Kind::Secret, secret.name.as_str())).collect()
 }
 
-/// The sources of all projected volumes.
+/// Returns the sources of all projected volumes.
 fn projections(pod: &Pod) -> impl Iterator<Item = &core::VolumeProjection> {
     let volumes = pod.spec().volumes.iter().flatten();
     let projected = volumes.filter_map(|volume| volume.projected.as_ref());

@@ -48,8 +48,8 @@ pub(super) struct NewWatch {
 }
 
 impl Registry {
-    /// The pod refers to these objects, and to no others any more. Returns the watches to start, which
-    /// have to end with `stop`.
+    /// Records that the pod refers to these objects, and to no others any more. Returns the watches
+    /// to start, which have to end with `stop`.
     pub(super) fn register(
         &mut self,
         uid: &Uid,
@@ -79,7 +79,7 @@ impl Registry {
         new
     }
 
-    /// The pod refers to nothing any more. Watches without another user end.
+    /// Records that the pod refers to nothing any more. Watches without another user end.
     pub(super) fn forget(&mut self, uid: &Uid) {
         for key in self.pods.remove(uid).unwrap_or_default() {
             self.release(&key, uid);
@@ -101,8 +101,8 @@ impl Registry {
         (Watch::Open { id, stop: stop.clone() }, NewWatch { key: key.clone(), id, stop })
     }
 
-    /// What is known of these objects, without those that no pod refers to. Returns the watches to
-    /// start, too: those of objects that were not read for some time.
+    /// Returns what is known of these objects, without those that no pod refers to. Returns the
+    /// watches to start, too: those of objects that were not read for some time.
     pub(super) fn read(
         &mut self,
         keys: &BTreeSet<Key>,
@@ -175,12 +175,12 @@ impl Registry {
         }
     }
 
-    /// All registered pods.
+    /// Returns all registered pods.
     pub(super) fn pods(&self) -> Vec<Uid> {
         self.pods.keys().cloned().collect()
     }
 
-    /// The registered pods that refer to an object.
+    /// Returns the registered pods that refer to an object.
     pub(super) fn users(&self, key: &Key) -> Vec<Uid> {
         let users = self.pods.iter().filter(|(_, keys)| keys.contains(key));
         users.map(|(uid, _)| uid.clone()).collect()

@@ -58,7 +58,7 @@ impl RuntimeClasses {
         RuntimeClasses { lister: informer.lister(), informer }
     }
 
-    /// The runtime's handler of a class.
+    /// Returns the runtime's handler of a class.
     ///
     /// # Errors
     /// There is no such class, or no list of them is complete yet.

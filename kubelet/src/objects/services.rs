@@ -47,7 +47,7 @@ impl Services {
         Services { lister: informer.lister(), informer }
     }
 
-    /// The variables for a pod's containers.
+    /// Builds the variables for a pod's containers.
     ///
     /// # Errors
     /// The pod is of the API server, and no list of Services is complete yet.
@@ -94,8 +94,8 @@ impl Object for Service {
     }
 }
 
-/// The variables of Services: those of a pod's namespace come before the API server's of the same
-/// name.
+/// Returns the variables of Services: those of a pod's namespace come before the API server's of
+/// the same name.
 fn variables<'a>(
     master: Option<&'a Service>,
     own: impl Iterator<Item = &'a Service>,
@@ -107,7 +107,7 @@ fn variables<'a>(
 }
 
 impl Service {
-    /// `None`: it has none. Upstream: `IsServiceIPSet`.
+    /// Returns the cluster IP of the Service. `None`: it has none. Upstream: `IsServiceIPSet`.
     fn ip(&self) -> Option<&str> {
         let ip = self.spec.as_ref()?.cluster_ip.as_deref()?;
         (!ip.is_empty() && ip != "None").then_some(ip)
@@ -117,6 +117,7 @@ impl Service {
         self.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default()
     }
 
+    /// Builds the variables of one Service: its host and ports, and those of docker's links.
     /// Upstream: `FromServices`, `makeLinkVariables`.
     fn variables(&self, ip: &str) -> Vec<(String, String)> {
         let Some(first) = self.ports().first() else { return Vec::new() };
@@ -152,7 +153,7 @@ impl Port {
         self.protocol.as_deref().filter(|protocol| !protocol.is_empty()).unwrap_or("TCP")
     }
 
-    /// `tcp://10.0.0.1:80`
+    /// Formats the address of a port: `tcp://10.0.0.1:80`.
     fn address(&self, ip: &str) -> String {
         let (protocol, port) = (self.protocol().to_lowercase(), self.port);
         match ip.contains(':') {
@@ -162,7 +163,8 @@ impl Port {
     }
 }
 
-/// Upstream: `makeEnvVariableName`.
+/// Returns the part of a variable's name that stands for a Service or port. Upstream:
+/// `makeEnvVariableName`.
 fn variable(name: &str) -> String {
     name.replace('-', "_").to_uppercase()
 }

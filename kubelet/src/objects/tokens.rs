@@ -83,8 +83,8 @@ struct Issued {
 }
 
 impl Issued {
-    /// Whether it has to be renewed: in the last fifth of its life, or after a day. `jitter`: how
-    /// much earlier. Upstream: `requiresRefresh`.
+    /// Returns whether it has to be renewed: in the last fifth of its life, or after a day.
+    /// `jitter`: how much earlier. Upstream: `requiresRefresh`.
     fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
         // The API server counts its life in whole seconds.
         let fifth = Duration::from_secs(self.lifetime.as_secs() * 20 / 100);
@@ -98,7 +98,7 @@ impl Issued {
 }
 
 impl Token {
-    /// What a pod gets. `account`: NAMESPACE/NAME.
+    /// Returns what a pod gets. `account`: NAMESPACE/NAME.
     fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
         match (&self.issued, &self.fault) {
             (Some(issued), _) if !issued.is_expired(now) => {
@@ -114,14 +114,14 @@ impl Token {
         }
     }
 
-    /// Whether a request has to be sent.
+    /// Returns whether a request has to be sent.
     fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
         !self.is_requested && self.issued.as_ref().is_none_or(|issued| issued.is_due(now, jitter))
     }
 }
 
 impl Tokens {
-    /// Has no token yet. Requests end with `stop`.
+    /// Creates the tokens of no pod yet. Requests end with `stop`.
     pub(super) fn new(
         client: Client,
         clock: SharedClock,
@@ -152,7 +152,7 @@ impl Tokens {
         }
     }
 
-    /// What is known of these tokens.
+    /// Returns what is known of these tokens.
     pub(super) fn known(
         &self,
         pod: &Pod,
@@ -170,13 +170,14 @@ impl Tokens {
         specs.iter().map(known).collect()
     }
 
-    /// The pod is gone.
+    /// Forgets the tokens of a pod that is gone.
     pub(super) fn forget(&self, uid: &Uid) {
         self.0.tokens.lock().remove(uid);
     }
 }
 
 impl Inner {
+    /// Requests a token, and keeps the answer or the fault. Pods that wait for it are notified.
     async fn fetch(&self, uid: Uid, spec: TokenSpec, account: ObjectKey, body: Value) {
         let accounts = self.client.resource(&ServiceAccount::RESOURCE).subresource("token");
         let answer = accounts.create_for::<Answer>(&account, &body).await;
@@ -209,7 +210,7 @@ fn account(pod: &Pod) -> ObjectKey {
     ObjectKey::new(pod.namespace(), name)
 }
 
-/// The request for a token that is good while the pod exists.
+/// Builds the request for a token that is good while the pod exists.
 fn body(pod: &Pod, spec: &TokenSpec) -> Value {
     let audiences: Vec<&str> =
         Some(spec.audience.as_str()).filter(|audience| !audience.is_empty()).into_iter().collect();

@@ -41,8 +41,8 @@ struct Inner {
 }
 
 impl Watches {
-    /// Watches nothing yet. `max_idle`: the time after which an object that is not read is watched
-    /// no more. Everything ends with `stop`.
+    /// Creates the watches, of nothing yet. `max_idle`: the time after which an object that is not
+    /// read is watched no more. Everything ends with `stop`.
     pub(super) fn new(
         server: Arc<dyn Source>,
         clock: SharedClock,
@@ -57,19 +57,19 @@ impl Watches {
         watches
     }
 
-    /// The pod refers to these objects, and to no others any more.
+    /// Watches these objects for the pod, and no others any more.
     pub(super) fn register(&self, uid: &Uid, keys: BTreeSet<Key>) {
         let Inner { registry, clock, stop, .. } = &*self.0;
         let new = registry.lock().register(uid, keys, clock.monotonic(), stop);
         self.start(new);
     }
 
-    /// The pod refers to nothing any more.
+    /// Ends the watches that only this pod needed.
     pub(super) fn forget(&self, uid: &Uid) {
         self.0.registry.lock().forget(uid);
     }
 
-    /// What is known of these objects, without those that no pod refers to.
+    /// Returns what is known of these objects, without those that no pod refers to.
     pub(super) fn known(&self, keys: &BTreeSet<Key>) -> BTreeMap<Key, Known> {
         let Inner { registry, clock, stop, .. } = &*self.0;
         let (known, new) = registry.lock().read(keys, clock.monotonic(), stop);
@@ -89,6 +89,7 @@ impl Watches {
         self.0.changes.notify(users);
     }
 
+    /// Starts the watch of each object in a task of its own; RuntimeClasses have none.
     fn start(&self, new: Vec<NewWatch>) {
         for watch in new {
             let inner = self.0.clone();
@@ -110,7 +111,7 @@ impl Inner {
         }
     }
 
-    /// Follows one object until stopped.
+    /// Watches one object, and reports what is found, until stopped.
     async fn watch<T: HasContents>(self: Arc<Self>, watch: NewWatch, resource: ResourceType) {
         let NewWatch { key, id, stop } = watch;
         let scope = Scope {

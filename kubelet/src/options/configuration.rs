@@ -345,8 +345,8 @@ impl Default for Configuration {
 const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
 
 impl Configuration {
-    /// The most parallel pulls; `None`: no limit.
-    /// Upstream: `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
+    /// Returns the most parallel pulls; `None`: no limit. Upstream:
+    /// `SetDefaults_KubeletConfiguration`, `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// One that names the field.
@@ -444,7 +444,7 @@ impl Configuration {
 
 /// Zero stands for the default, where it does. Upstream: `SetDefaults_KubeletConfiguration`.
 impl Configuration {
-    /// In files, but not as flags.
+    /// Replaces zeros by the defaults, as they mean in files, but not as flags.
     fn replace_zeros_of_files(&mut self) {
         let defaults = Configuration::default();
         replace_zero(&mut self.sync_frequency, defaults.sync_frequency);
@@ -476,7 +476,8 @@ impl Configuration {
         replace_zero(&mut own.cache_unauthorized_ttl, default.cache_unauthorized_ttl);
     }
 
-    /// As flags too (upstream: in files only): no loop is without a pause.
+    /// Replaces zero periods by the defaults, for flags too (upstream: in files only): no loop is
+    /// without a pause.
     pub(super) fn replace_zero_periods(&mut self) {
         let update = Configuration::default().node_status_update_frequency;
         replace_zero(&mut self.node_status_update_frequency, update);
@@ -547,7 +548,7 @@ pub fn read(files: &Files) -> Result<Loaded, Error> {
     Ok(Loaded { configuration, ignored })
 }
 
-/// The configuration of these fields, with upstream's defaults.
+/// Builds the configuration of these fields, with upstream's defaults.
 fn of(fields: Value) -> Result<Configuration, serde_json::Error> {
     let is_set = |field: &str| fields.get(field).is_some_and(|value| !is_unset(value));
     let [sets_update, sets_report] =
@@ -588,6 +589,8 @@ fn load(file: &str, ignored: &mut BTreeSet<String>) -> Result<Map<String, Value>
     checked(serde_yaml_ng::from_str(&text).map_err(Error::Syntax)?, ignored)
 }
 
+/// Checks the fields of a document, and returns those that are honoured. Those without effect are
+/// added to `ignored`. Errors: a field or value that is unknown or not supported.
 fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String, Value>, Error> {
     let Value::Object(mut fields) = document else { return Err(Error::NotAnObject) };
     let mut text = |field: &str| match fields.remove(field) {
@@ -625,8 +628,8 @@ fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String
     Ok(honoured)
 }
 
-/// Whether a value is that of a field of Go's types that is not set, where zero stands for the default:
-/// no time, no text, no member.
+/// Returns whether a value is that of a field of Go's types that is not set, where zero stands for
+/// the default: no time, no text, no member.
 fn is_unset(value: &Value) -> bool {
     match value {
         Value::String(text) => matches!(text.as_str(), "" | "0s"),

@@ -71,7 +71,7 @@ pub struct CredentialProviders {
 }
 
 impl CredentialProviders {
-    /// The file and the folder, if they are given.
+    /// Returns the file and the folder, if they are given.
     pub fn get(&self) -> Option<(&Path, &Path)> {
         let CredentialProviders { config, bin_dir } = self;
         (!config.is_empty()).then(|| (config.as_ref(), bin_dir.as_ref()))
@@ -89,7 +89,7 @@ pub struct DeadContainers {
 }
 
 impl Settings {
-    /// Whether a controller of the cloud sets the Node's addresses.
+    /// Returns whether a controller of the cloud sets the Node's addresses.
     pub fn is_cloud_external(&self) -> bool {
         self.cloud_provider == "external"
     }
@@ -348,7 +348,7 @@ const REFUSED: &str = "contention-profiling cpu-cfs-quota cpu-cfs-quota-period c
     topology-manager-policy topology-manager-policy-options \
     topology-manager-scope volume-plugin-dir";
 
-/// The text of `--help`.
+/// Returns the text of `--help`.
 pub fn usage() -> String {
     let about = "Keeps the pods of a folder (--pod-manifest-path), a URL (--manifest-url) and an \
                  API server\n(--kubeconfig) on this machine.";

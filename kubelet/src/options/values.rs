@@ -89,7 +89,7 @@ impl Value for NodeLabels {
         });
         Ok(NodeLabels(pairs.collect()))
     }
-    /// The flags add up.
+    /// Adds the labels of all flags.
     fn merge(&mut self, given: Vec<Given<NodeLabels>>) {
         self.0.extend(given.into_iter().flat_map(|Given(labels)| labels.0));
     }
@@ -135,7 +135,7 @@ impl Value for Headers {
         }
         Ok(headers)
     }
-    /// The flags add up, and replace those of the file.
+    /// Adds the headers of all flags, which replace those of the file.
     fn merge(&mut self, given: Vec<Given<Headers>>) {
         let given: Vec<_> = given.into_iter().flat_map(|Given(headers)| headers.0).collect();
         if !given.is_empty() {

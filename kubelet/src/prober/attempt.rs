@@ -135,7 +135,7 @@ async fn run(
     Err(Fault::Failed(text.trim_end().to_owned()))
 }
 
-/// Where an HTTP action of a container goes.
+/// Returns where an HTTP action of a container goes.
 ///
 /// # Errors
 /// When the container has no such port.
@@ -189,7 +189,7 @@ async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), Fault>
     }
 }
 
-/// A port by its number or name. Upstream: `probe.ResolveContainerPort`.
+/// Finds a port by its number or name. Upstream: `probe.ResolveContainerPort`.
 fn port(container: &Container, port: &IntOrString) -> Result<u16, PortError> {
     let number = match port {
         IntOrString::Int(number) => *number,

@@ -85,6 +85,7 @@ pub async fn check(
     run.or(late).await
 }
 
+/// Opens a connection for a gRPC probe, and drives it in a task of its own.
 async fn connect(host: &str, port: u16) -> Result<SendRequest<Full<Bytes>>, http::Error> {
     let stream = http::connect(host, port).await?;
     let handshake = Builder::new(Executor).handshake(FuturesIo::new(stream)).await;
@@ -98,6 +99,7 @@ async fn connect(host: &str, port: u16) -> Result<SendRequest<Full<Bytes>>, http
     Ok(sender)
 }
 
+/// Asks the health service over a connection, and returns the outcome of the probe.
 async fn call(
     mut sender: SendRequest<Full<Bytes>>,
     address: &str,
@@ -135,7 +137,8 @@ async fn call(
     }
 }
 
-/// The code of an answer that a proxy or another server has made. Upstream: `HTTPStatusConvTab`.
+/// Returns the code of an answer that a proxy or another server has made. Upstream:
+/// `HTTPStatusConvTab`.
 fn code_of_http(status: StatusCode) -> Code {
     match status.as_u16() {
         400 => Code::Internal,
@@ -147,7 +150,7 @@ fn code_of_http(status: StatusCode) -> Code {
     }
 }
 
-/// Whether an outcome is a success; else upstream's message, which the event shows.
+/// Decides whether an outcome is a success; else returns upstream's message, which the event shows.
 fn verdict(outcome: Outcome, address: &str, within: &str) -> Result<(), String> {
     match outcome {
         Outcome::Answer(1) => Ok(()),

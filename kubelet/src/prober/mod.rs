@@ -98,7 +98,7 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// `changed` gets the pods whose results have changed.
+    /// Creates the probes of no containers yet. `changed` gets the pods whose results have changed.
     pub fn new(
         runtime: RuntimeService,
         folders: Folders,

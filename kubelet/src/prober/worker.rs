@@ -23,7 +23,8 @@ struct Streak {
 }
 
 impl Streak {
-    /// The result that a probe's outcome establishes. Upstream: `worker.doProbe`.
+    /// Counts a probe's outcome, and returns the result that it establishes. Upstream:
+    /// `worker.doProbe`.
     fn observe(&mut self, is_success: bool, probe: &core::Probe) -> Option<bool> {
         if self.last == Some(is_success) {
             self.count = self.count.saturating_add(1);
@@ -38,7 +39,7 @@ impl Streak {
     }
 }
 
-/// The delay of a container's first probe: the rest of its initial delay, counted from the
+/// Returns the delay of a container's first probe: the rest of its initial delay, counted from the
 /// container's start, and at the start of the agent a part of the period, so that not all
 /// containers are probed at once. `running`, `since`: the ages of the container and of the agent.
 /// `part`: from 0 to 1.

@@ -71,7 +71,7 @@ pub struct Reset {
     pub is_running: bool,
 }
 
-/// Whether the end of a container has to restart all of them. Upstream: the half of
+/// Returns whether the end of a container has to restart all of them. Upstream: the half of
 /// `ShouldAllContainersRestart` that looks at the runtime.
 pub fn triggers_restart_of_all(pod: &Pod, status: &PodStatus) -> bool {
     pod.all_containers().any(|container| {
@@ -85,6 +85,7 @@ fn triggers(container: &Container, status: &ContainerStatus) -> bool {
         && exit_action(container, status.exit_code) == Some(ExitAction::RestartAllContainers)
 }
 
+/// Lists the containers that a restart of all removes, those whose exit has caused it last.
 /// Upstream: `getContainersToReset`.
 fn resets(pod: &Pod, status: &PodStatus) -> Vec<Reset> {
     let (mut victims, mut sources) = (Vec::new(), Vec::new());
@@ -105,6 +106,7 @@ fn resets(pod: &Pod, status: &PodStatus) -> Vec<Reset> {
     victims
 }
 
+/// Decides what has to happen so that the pod's sandbox and containers are as its definition says.
 /// Upstream: `computePodActions`. `probes`: the results of the container with this id.
 /// `restarts_all`: the restart of all containers is under way. `actuated`: the resources that its
 /// containers were given; `None`: there is no record.
@@ -200,8 +202,8 @@ fn resized(current: &ContainerStatus) -> Kill {
     }
 }
 
-/// Whether a new sandbox is needed, its attempt, and the present sandbox.
-/// Upstream: `runtimeutil.PodSandboxChanged`.
+/// Returns whether a new sandbox is needed, its attempt, and the present sandbox. Upstream:
+/// `runtimeutil.PodSandboxChanged`.
 fn sandbox_change(pod: &Pod, status: &PodStatus) -> (bool, u32, Option<String>) {
     let Some(newest) = status.sandboxes.first() else { return (true, 0, None) };
     let ready = status.sandboxes.iter().filter(|sandbox| sandbox.is_ready).count();
@@ -217,6 +219,7 @@ fn sandbox_change(pod: &Pod, status: &PodStatus) -> (bool, u32, Option<String>) 
     }
 }
 
+/// Decides what starts in a new sandbox; a pod that has run and may not run again gets none.
 fn recreate(pod: &Pod, status: &PodStatus, actions: &mut PodActions) {
     let never = pod.restart_policy() == RestartPolicy::Never;
     if never && actions.attempt != 0 && !status.containers.is_empty() {
@@ -264,7 +267,8 @@ fn unknown_state(current: &ContainerStatus, what: &str) -> Kill {
     }
 }
 
-/// Whether a container that does not run has to run. Upstream: `ShouldContainerBeRestarted`.
+/// Returns whether a container that does not run has to run. Upstream:
+/// `ShouldContainerBeRestarted`.
 pub fn should_restart(pod: &Pod, container: &Container, status: &PodStatus) -> bool {
     if pod.metadata.deletion_timestamp.is_some() {
         return false;
@@ -381,6 +385,8 @@ fn restarts(pod: &Pod, container: &Container) -> bool {
     restart_policy_of(container, pod) != RestartPolicy::Never
 }
 
+/// Decides about a running sidecar: restart it, wait for it, or let the next container start,
+/// perhaps with a restart of this one.
 fn sidecar_step(container: &Container, current: &ContainerStatus, results: ProbeResults) -> Step {
     let name = &container.name;
     let kill = |fault: &str, reason| Kill {

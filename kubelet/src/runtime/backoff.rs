@@ -26,15 +26,15 @@ impl Backoff {
         Backoff { initial, max, entries: HashMap::new() }
     }
 
-    /// Until when `key` has to wait after its last event; `None`: it need not wait.
-    /// Upstream: `IsInBackOffSince`.
+    /// Returns the time until which `key` has to wait after its last event; `None`: it need not
+    /// wait. Upstream: `IsInBackOffSince`.
     pub fn until(&self, key: &str, event: Duration, now: Duration) -> Option<Duration> {
         let entry = self.entries.get(key)?;
         let until = event + entry.delay;
         (!entry.is_expired(event) && now < until).then_some(until)
     }
 
-    /// Whether `key` has to wait after its last event. Upstream: `IsInBackOffSinceUpdate`.
+    /// Returns whether `key` has to wait after its last event. Upstream: `IsInBackOffSinceUpdate`.
     pub fn is_waiting(&self, key: &str, now: Duration) -> bool {
         self.entries.get(key).is_some_and(|entry| now < entry.updated + entry.delay)
     }
@@ -49,7 +49,7 @@ impl Backoff {
         self.entries.insert(key.to_owned(), Entry { delay, updated: now });
     }
 
-    /// The delay of `key` after its last event.
+    /// Returns the delay of `key` after its last event.
     pub fn delay(&self, key: &str) -> Option<Duration> {
         self.entries.get(key).map(|entry| entry.delay)
     }

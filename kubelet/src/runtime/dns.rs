@@ -35,8 +35,8 @@ pub struct Resolvers {
     pub cluster_domain: String,
 }
 
-/// The resolver of a pod, by its policy and its own settings. The machine's is read now: it changes with
-/// the machine's network. Blocks.
+/// Returns the resolver of a pod, by its policy and its own settings. The machine's is read now: it
+/// changes with the machine's network. Blocks.
 ///
 /// # Errors
 /// When the machine's file cannot be read.
@@ -55,7 +55,7 @@ fn read(file: &Path) -> Result<api::DnsConfig, Error> {
     Ok(parse(&String::from_utf8_lossy(&bytes)))
 }
 
-/// The lists of a resolver's file. Upstream: `dns.parseResolvConf`.
+/// Parses the lists of a resolver's file. Upstream: `dns.parseResolvConf`.
 fn parse(text: &str) -> api::DnsConfig {
     let mut dns = api::DnsConfig::default();
     for line in text.lines() {
@@ -78,7 +78,8 @@ fn parse(text: &str) -> api::DnsConfig {
     dns
 }
 
-/// `host`: the machine's resolver.
+/// Builds the resolver of a pod by its DNS policy and its own configuration. `host`: the machine's
+/// resolver.
 fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let spec = pod.spec();
     let of_host = || match host {
@@ -96,6 +97,7 @@ fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
     };
     let is_cluster_first = match spec.dns_policy.as_deref() {
         Some("None" | "Default") => false,
+        // On the host's network, only `ClusterFirstWithHostNet` asks for the cluster's servers.
         Some("ClusterFirst") => !pod.is_host_network(),
         _ => true,
     };
@@ -129,6 +131,8 @@ fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
     dns
 }
 
+/// Builds the DNS configuration of a pod that asks the cluster's servers first; the searches of the
+/// host follow the cluster's.
 fn cluster(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let domain = &resolvers.cluster_domain;
     let of_host = host.into_iter().flat_map(|host| host.searches.clone());
@@ -166,13 +170,15 @@ fn set_option(options: &mut Vec<String>, option: &str) {
     }
 }
 
-/// Whether an address is on one link only, of the interface that its zone names: `fe80::1%3`.
+/// Returns whether an address is on one link only, of the interface that its zone names:
+/// `fe80::1%3`.
 fn is_scoped(server: &str) -> bool {
     let address = server.split_once('%').and_then(|(address, _)| address.parse::<Ipv6Addr>().ok());
     address.is_some_and(|address| address.is_unicast_link_local())
 }
 
-/// Leaves out what resolvers cannot take.
+/// Cuts a pod's DNS configuration to the limits that resolvers have, and logs it if something is
+/// left out.
 fn fit(pod: &Pod, dns: &mut api::DnsConfig) {
     let before = (dns.servers.len(), dns.searches.len());
     dns.servers.truncate(MAX_SERVERS);
@@ -199,7 +205,7 @@ pub struct PodName {
     pub domain: String,
 }
 
-/// The name of a pod by its `hostnameOverride`, `hostname` and `subdomain`.
+/// Returns the name of a pod by its `hostnameOverride`, `hostname` and `subdomain`.
 pub fn name(pod: &Pod, cluster_domain: &str) -> PodName {
     let spec = pod.spec();
     let text = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
@@ -222,7 +228,7 @@ fn shortened(host: &str) -> String {
 }
 
 impl PodName {
-    /// The name for the kernel: with `setHostnameAsFQDN` the one with its domain.
+    /// Returns the name for the kernel: with `setHostnameAsFQDN` the one with its domain.
     ///
     /// # Errors
     /// When that is too long for the kernel.

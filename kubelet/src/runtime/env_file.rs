@@ -20,7 +20,7 @@ impl fmt::Display for Malformed {
 
 impl StdError for Malformed {}
 
-/// The value of a key; empty: the file has no such key.
+/// Finds the value of a key in a file of variables; empty: the file has no such key.
 ///
 /// # Errors
 /// The first fault before the key.

@@ -38,8 +38,9 @@ pub type Values = HashMap<String, Vec<u8>>;
 pub type FileReader<'a> = dyn Fn(&core::FileKeySelector) -> FileContent + 'a;
 pub type FileContent = Result<(PathBuf, String), Box<dyn StdError + Send + Sync>>;
 
-/// The variables in the order of the definition: those of `envFrom` first, by key, and those of
-/// Services last. Values of a Secret may be any bytes. Blocks where a variable is in a file.
+/// Computes the variables of a container in the order of the definition: those of `envFrom` first,
+/// by key, and those of Services last. Values of a Secret may be any bytes. Blocks where a variable
+/// is in a file.
 ///
 /// # Errors
 /// The source of a variable does not exist, or is not known yet.
@@ -80,7 +81,7 @@ pub fn variables(
     Ok(variables)
 }
 
-/// The object of an `envFrom`; `None`: it is optional and absent.
+/// Returns the object of an `envFrom`; `None`: it is optional and absent.
 fn all_of<'a>(
     pod: &Pod,
     from: &core::EnvFromSource,
@@ -98,7 +99,7 @@ fn all_of<'a>(
     }
 }
 
-/// The value of a variable; `None`: its source is optional and absent.
+/// Reads the value of a variable from its source; `None`: that is optional and absent.
 fn source(
     pod: &Pod,
     container: &Container,
@@ -149,7 +150,7 @@ fn source(
     }
 }
 
-/// A field of the pod. Upstream: `fieldpath.ExtractFieldPathAsString`,
+/// Returns a field of the pod. Upstream: `fieldpath.ExtractFieldPathAsString`,
 /// `podFieldSelectorRuntimeValue`.
 ///
 /// # Errors
@@ -190,8 +191,8 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
     })
 }
 
-/// A request or limit, in units of its divisor, rounded up. A limit that the container does not have
-/// is the pod's, or what the node has.
+/// Returns a request or limit, in units of its divisor, rounded up. A limit that the container does
+/// not have is the pod's, or what the node has.
 ///
 /// # Errors
 /// When there is no such resource.
@@ -231,7 +232,7 @@ fn expand(text: &str, values: &Values) -> Vec<u8> {
     })
 }
 
-/// As `expand`, for a word of a command, which is text.
+/// Expands a word of a command as `expand` does; it has to be text.
 ///
 /// # Errors
 /// When a value is not.
@@ -244,7 +245,7 @@ fn as_text(text: &str, expanded: Vec<u8>) -> Result<String, Error> {
     String::from_utf8(expanded).map_err(|_| Error::NotUtf8(text.to_owned()))
 }
 
-/// As [`expand_word`], but each variable must have a value.
+/// Expands a text as [`expand_word`] does, but each variable must have a value.
 ///
 /// # Errors
 /// One with the names of those that have none.
@@ -263,6 +264,7 @@ pub fn expand_known(text: &str, values: &Values) -> Result<String, Error> {
     }
 }
 
+/// Replaces each `$(NAME)` by its value, and `$$` by `$`.
 fn expand_by(text: &str, mut value: impl FnMut(&str) -> Vec<u8>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;

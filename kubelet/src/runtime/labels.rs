@@ -48,7 +48,7 @@ fn pod_labels(pod: &Pod) -> HashMap<String, String> {
     labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The annotations of a container.
+/// Builds the annotations of a container.
 pub fn container_annotations(
     pod: &Pod,
     container: &Container,

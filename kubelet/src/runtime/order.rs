@@ -3,8 +3,9 @@
 
 use crate::pod::{Pod, PodExt, is_restartable_init};
 
-/// The containers that must have ended before a container is stopped: for a sidecar all containers
-/// that are no init containers, and the sidecar after it. Upstream: `newTerminationOrdering`.
+/// Returns the containers that must have ended before a container is stopped: for a sidecar all
+/// containers that are no init containers, and the sidecar after it. Upstream:
+/// `newTerminationOrdering`.
 pub fn end_before<'a>(pod: &'a Pod, name: &str) -> Vec<&'a str> {
     let mut sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
     if !sidecars.any(|sidecar| sidecar.name == name) {
@@ -14,8 +15,8 @@ pub fn end_before<'a>(pod: &'a Pod, name: &str) -> Vec<&'a str> {
     pod.spec().containers.iter().map(|container| container.name.as_str()).chain(later).collect()
 }
 
-/// The number of the next start by the names of the logs of earlier ones: a runtime that has lost
-/// its state, or whose containers were removed, does not know it.
+/// Returns the number of the next start by the names of the logs of earlier ones: a runtime that
+/// has lost its state, or whose containers were removed, does not know it.
 pub fn next_start<'a>(logs: impl Iterator<Item = &'a str>) -> u32 {
     let numbers = logs.filter_map(|name| {
         let (number, rest) = name.split_once(".log")?;

@@ -18,7 +18,7 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    /// The amounts of a container, which has the limits of its pod where it has none.
+    /// Returns the amounts of a container, which has the limits of its pod where it has none.
     /// Upstream: `containerResourcesFromRequirements`.
     pub fn of_container(
         own: Option<&ResourceRequirements>,
@@ -34,7 +34,8 @@ impl Amounts {
         }
     }
 
-    /// Upstream: `podResourcesFromRequirements`.
+    /// Reads the amounts of CPU and memory from the lists; an absent one is zero. Upstream:
+    /// `podResourcesFromRequirements`.
     pub fn of(lists: Option<&ResourceRequirements>) -> Amounts {
         let amount = |resource, is_limit| listed(lists, resource, is_limit);
         let milli = |amount: Option<Quantity>| amount.map_or(0, |amount| amount.milli_value());
@@ -47,7 +48,7 @@ impl Amounts {
         }
     }
 
-    /// The amounts of one resource: the limit, and the request.
+    /// Returns the amounts of one resource: the limit, and the request.
     fn of_resource(self, resource: Resource) -> (i64, i64) {
         match resource {
             Resource::Memory => (self.memory_limit, self.memory_request),
@@ -55,7 +56,7 @@ impl Amounts {
         }
     }
 
-    /// These amounts with those of one resource from others.
+    /// Returns these amounts with those of one resource from others.
     pub fn with(self, resource: Resource, from: Amounts) -> Amounts {
         match resource {
             Resource::Memory => Amounts {
@@ -141,7 +142,7 @@ impl Resizing<'_> {
         Amounts::of_container(container.resources.as_ref(), self.pod.spec().resources.as_ref())
     }
 
-    /// `None`: there is no record.
+    /// Returns the amounts that a container was given. `None`: there is no record.
     fn current(&self, name: &str) -> Option<Amounts> {
         let record = self.actuated?;
         let own = record.container_resources.get(name)?;
@@ -186,8 +187,8 @@ impl Resizing<'_> {
         false
     }
 
-    /// A container starts: the pod's cgroup may have to follow. Upstream leaves it as it is unless the
-    /// container was restarted for the resize.
+    /// Notes that a container starts, for which the pod's cgroup may have to change. Upstream
+    /// leaves it as it is unless the container was restarted for the resize.
     pub fn start(&self, container: &Container, actions: &mut ResizeActions) {
         let recorded = self.current(&container.name);
         actions.has_pod |= recorded.is_some_and(|current| current != self.desired(container));
@@ -200,7 +201,8 @@ impl Resizing<'_> {
         actions.has_pod |= own.is_some() && Amounts::of(own) != Amounts::of(recorded);
     }
 
-    /// Whether what runs does not have what is allocated. Upstream: `IsPodResizeInProgress`.
+    /// Returns whether what runs does not have what is allocated. Upstream:
+    /// `IsPodResizeInProgress`.
     pub fn is_in_progress(&self, is_running: impl Fn(&str) -> bool) -> bool {
         let own = self.pod.spec().resources.as_ref();
         let recorded = self.actuated.and_then(|record| record.pod_level_resources.as_ref());

@@ -38,7 +38,7 @@ pub struct SandboxSettings<'a> {
     pub users: Option<&'a api::UserNamespace>,
 }
 
-/// The definition of a pod's sandbox.
+/// Builds the definition of a pod's sandbox.
 pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfig {
     let spec = pod.spec();
     let security = spec.security_context.as_ref();
@@ -85,14 +85,15 @@ pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfi
     }
 }
 
-/// What all containers together may use: runtimes with virtual machines size them by it.
+/// Returns what all containers together may use: runtimes with virtual machines size them by it.
 /// Upstream: `calculateSandboxResources`.
 pub(crate) fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
     let of = |resource, is_limit| Some(of_pod(pod, resource, is_limit)).filter(|q| !q.is_zero());
     linux_resources(of("cpu", false), of("cpu", true), of("memory", true))
 }
 
-/// Upstream: `convertOverheadToLinuxResources`.
+/// Converts a pod's overhead to the resources of its sandbox. Upstream:
+/// `convertOverheadToLinuxResources`.
 pub(crate) fn overhead(pod: &Pod) -> api::LinuxContainerResources {
     let Some(overhead) = &pod.spec().overhead else { return Default::default() };
     let cpu = quantity(overhead, "cpu");
@@ -106,6 +107,7 @@ fn runtime_default() -> api::SecurityProfile {
     }
 }
 
+/// Returns which namespaces a pod shares: with the host, among its containers, or none.
 fn namespaces(pod: &Pod, users: Option<&api::UserNamespace>) -> api::NamespaceOption {
     let spec = pod.spec();
     let mode = |is_host: Option<bool>, own: api::NamespaceMode| match is_host {
@@ -132,7 +134,7 @@ fn groups(pod: &Pod) -> Vec<i64> {
     fs_group.into_iter().chain(own.into_iter().flatten()).collect()
 }
 
-/// Whether the groups of a container's image are added to those of the pod.
+/// Returns whether the groups of a container's image are added to those of the pod.
 fn groups_policy(pod: &Pod) -> api::SupplementalGroupsPolicy {
     let security = pod.spec().security_context.as_ref();
     match security.and_then(|security| security.supplemental_groups_policy.as_deref()) {
@@ -141,7 +143,7 @@ fn groups_policy(pod: &Pod) -> api::SupplementalGroupsPolicy {
     }
 }
 
-/// Whether only the pod's own supplemental groups count.
+/// Returns whether only the pod's own supplemental groups count.
 pub fn has_strict_groups(pod: &Pod) -> bool {
     groups_policy(pod) == api::SupplementalGroupsPolicy::Strict
 }
@@ -155,7 +157,7 @@ fn selinux(options: &core::SELinuxOptions) -> api::SeLinuxOption {
     }
 }
 
-/// Those of containers only, as upstream.
+/// Lists the host ports of a pod's regular containers, as upstream.
 fn port_mappings(pod: &Pod) -> Vec<api::PortMapping> {
     let ports = pod.spec().containers.iter().flat_map(|container| container.ports.iter().flatten());
     let mappings = ports.filter_map(|port| {
@@ -204,7 +206,7 @@ pub struct ContainerSettings<'a> {
     pub limits_memory_and_swap: bool,
 }
 
-/// The definition of a container.
+/// Builds the definition of a container.
 ///
 /// # Errors
 /// When the security context forbids the image's user, or a word of the command is not text.
@@ -269,7 +271,7 @@ pub fn container(
     })
 }
 
-/// The owners of files in mounts are those that the pod's user namespace shows: the kernel maps them.
+/// Maps the owners of files in mounts to the pod's user namespace, which the kernel shows in them.
 fn mapped(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Vec<api::Mount> {
     if let Some(users) = users {
         for mount in &mut mounts {
@@ -280,7 +282,7 @@ fn mapped(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Ve
     mounts
 }
 
-/// The resources of a container, whose cgroup gets them.
+/// Computes the resources of a container, whose cgroup gets them.
 pub(crate) fn resources(
     pod: &Pod,
     container: &Container,
@@ -306,7 +308,7 @@ pub(crate) fn resources(
     }
 }
 
-/// Upstream: `calculateLinuxResources`.
+/// Converts CPU and memory amounts to shares, quota and bytes. Upstream: `calculateLinuxResources`.
 fn linux_resources(
     cpu_request: Option<Quantity>,
     cpu_limit: Option<Quantity>,
@@ -317,6 +319,7 @@ fn linux_resources(
         cpu_shares: shares(milli(cpu_request.or(cpu_limit))),
         cpu_period: CPU_PERIOD,
         cpu_quota: match milli(cpu_limit) {
+            // No limit.
             0 => 0,
             milli => (milli.saturating_mul(CPU_PERIOD) / 1000).max(MIN_QUOTA),
         },
@@ -325,7 +328,7 @@ fn linux_resources(
     }
 }
 
-/// The limits of all page sizes of the node. Upstream: `GetHugepageLimitsFromResources`.
+/// Lists the limits of all page sizes of the node. Upstream: `GetHugepageLimitsFromResources`.
 fn hugepages(
     limits: &BTreeMap<String, k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
     sizes: &[PageSize],
@@ -340,7 +343,7 @@ fn hugepages(
     sizes.iter().map(of).collect()
 }
 
-/// Upstream: `GetContainerOOMScoreAdjust`.
+/// Computes the `oom_score_adj` of a container. Upstream: `GetContainerOOMScoreAdjust`.
 fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_bytes: i64) -> i64 {
     if pod.spec().priority_class_name.as_deref() == Some("system-node-critical") {
         return GUARANTEED_SCORE;
@@ -369,17 +372,20 @@ fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_by
 /// The score of what is killed last.
 const GUARANTEED_SCORE: i64 = -997;
 
-/// Upstream: `MilliCPUToShares`.
+/// Converts CPU millis to cgroup v1 shares. Upstream: `MilliCPUToShares`.
 fn shares(milli: i64) -> i64 {
     (milli.saturating_mul(1024) / 1000).clamp(MIN_SHARES, MAX_SHARES)
 }
 
-/// The CPU millis that these shares stand for, rounded up. Upstream: `SharesToMilliCPU`.
+/// Converts cgroup v1 CPU shares to CPU millis, rounded up. `None`: fewer shares than any container
+/// gets. Upstream: `SharesToMilliCPU`.
 pub fn milli_of_shares(shares: u64) -> Option<i64> {
     let shares = i64::try_from(shares).ok().filter(|shares| *shares >= MIN_SHARES)?;
     Some(shares.min(MAX_SHARES).saturating_mul(1000).saturating_add(1023) / 1024)
 }
 
+/// Returns how readily the kernel kills a container when memory is short. A burstable one is safer
+/// the more of the machine's memory it requests.
 fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
     match class {
         QosClass::Guaranteed => GUARANTEED_SCORE,
@@ -399,6 +405,8 @@ struct Guards<'a> {
     users: Option<&'a api::UserNamespace>,
 }
 
+/// Builds the security context of a container from its own and its pod's. Errors: it forbids the
+/// image's user, or names a profile that cannot be applied.
 fn security(
     pod: &Pod,
     container: &Container,
@@ -484,7 +492,7 @@ fn local(localhost_ref: String) -> api::SecurityProfile {
     }
 }
 
-/// The AppArmor profile of a container: its own, that of the old annotation, or the pod's.
+/// Returns the AppArmor profile of a container: its own, that of the old annotation, or the pod's.
 /// Upstream: `apparmor.GetProfile`.
 ///
 /// # Errors

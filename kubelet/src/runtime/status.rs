@@ -38,7 +38,8 @@ pub struct Reported {
 }
 
 impl Reported {
-    /// Upstream: `toKubeContainerResources`.
+    /// Converts the resources that the runtime reports to CPU millis and bytes. Upstream:
+    /// `toKubeContainerResources`.
     fn of(linux: &api::LinuxContainerResources) -> Reported {
         let positive = |value: i64| Some(value).filter(|value| *value > 0);
         let quota = Some(linux.cpu_quota).filter(|quota| *quota > 0 && linux.cpu_period > 0);
@@ -109,18 +110,18 @@ pub struct PodStatus {
 }
 
 impl PodStatus {
-    /// The newest container of a name.
+    /// Returns the newest container of a name.
     pub fn container(&self, name: &str) -> Option<&ContainerStatus> {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// The newest container of a name that has ended, also if a newer one runs.
+    /// Returns the newest container of a name that has ended, also if a newer one runs.
     pub fn last_ended(&self, name: &str) -> Option<&ContainerStatus> {
         let mut named = self.containers.iter().filter(|container| container.name == name);
         named.find(|container| container.state == State::Exited)
     }
 
-    /// The newest container of a name before the newest.
+    /// Returns the newest container of a name before the newest.
     pub fn previous(&self, name: &str) -> Option<&ContainerStatus> {
         self.containers.iter().filter(|container| container.name == name).nth(1)
     }
@@ -129,7 +130,7 @@ impl PodStatus {
         self.sandboxes.first().is_some_and(|sandbox| sandbox.id == container.sandbox)
     }
 
-    /// The pod's addresses, once it has a sandbox with a network.
+    /// Returns the pod's addresses, once it has a sandbox with a network.
     pub fn ips(&self) -> &[String] {
         self.sandboxes.first().filter(|sandbox| sandbox.is_ready).map_or(&[], |s| &s.ips)
     }
@@ -184,6 +185,8 @@ pub async fn read(runtime: &RuntimeService, uid: &str) -> Result<PodStatus, Erro
     Ok(status)
 }
 
+/// Converts the runtime's status of a sandbox. One on the host's network has no addresses of its
+/// own.
 fn sandbox_status(status: api::PodSandboxStatus) -> SandboxStatus {
     let options = status.linux.and_then(|linux| linux.namespaces).and_then(|all| all.options);
     let is_host_network =
@@ -203,6 +206,7 @@ fn sandbox_status(status: api::PodSandboxStatus) -> SandboxStatus {
     }
 }
 
+/// Converts the runtime's status of a container, whose annotations hold what the kubelet has noted.
 fn container_status(status: api::ContainerStatus) -> ContainerStatus {
     let annotation = |key: &str| status.annotations.get(key).map(String::as_str);
     let path = annotation(labels::MESSAGE_PATH).filter(|path| !path.is_empty());

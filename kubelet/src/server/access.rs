@@ -16,7 +16,7 @@ use kube_controller_manager::task::{self, StopToken};
 use super::Error;
 use crate::options::configuration::{ALWAYS_ALLOW, Configuration};
 
-/// The filter in front of the port's handlers.
+/// Builds the filter in front of the port's handlers.
 ///
 /// # Errors
 /// The file with authorities cannot be used, or a review needs an absent API server.
@@ -55,7 +55,7 @@ pub async fn build(
     Ok(Auth::new(config, clock.clone()))
 }
 
-/// The authorities of a file; an empty path: none.
+/// Returns the authorities of a file; an empty path: none.
 async fn trust(file: &str) -> Result<Trust, String> {
     let client_ca = match file {
         "" => None,
@@ -99,6 +99,8 @@ struct NodeAttributes {
 }
 
 impl Attributes for NodeAttributes {
+    /// Returns what a request needs access to: the subresources of the node that its path stands
+    /// for, each by the verb of its method.
     fn accesses(&self, request: &Request) -> Vec<Access> {
         let verb = match request.method {
             Method::POST => "create",
@@ -106,6 +108,7 @@ impl Attributes for NodeAttributes {
             Method::PUT => "update",
             Method::PATCH => "patch",
             Method::DELETE => "delete",
+            // No verb stands for another method.
             _ => "",
         };
         let access = |subresource| Access::Resource {
@@ -153,8 +156,8 @@ fn verb(access: &Access) -> &str {
     }
 }
 
-/// The subresources of the node of which one is needed for a path, which is compared as it was sent:
-/// routes see it so too. The fine one comes first.
+/// Lists the subresources of the node of which one is needed for a path, which is compared as it
+/// was sent: routes see it so too. The fine one comes first.
 fn subresources(path: &str) -> Vec<&'static str> {
     let is = |of: &str| {
         path.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

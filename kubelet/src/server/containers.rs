@@ -68,7 +68,8 @@ struct Target {
 }
 
 impl Target {
-    /// `path`: what follows the action's own path. `None`: it has other parts.
+    /// Parses the path of a request to the pod or container of an action. `path`: what follows the
+    /// action's own path. `None`: it has other parts.
     fn parse(action: Action, path: &str) -> Option<Target> {
         let parts: Vec<String> = path.strip_prefix('/')?.split('/').map(percent::decode).collect();
         let mut parts = parts.into_iter();
@@ -106,8 +107,8 @@ impl StreamOptions {
     }
 }
 
-/// The ports of a WebSocket's query; other clients name them in the stream.
-/// Upstream: `portforward.NewV4Options`.
+/// Reads the ports of a WebSocket's query; other clients name them in the stream. Upstream:
+/// `portforward.NewV4Options`.
 fn ports(request: &Request, query: &[(String, String)]) -> Result<Vec<i32>, String> {
     let upgrade = request.header("upgrade").unwrap_or_default();
     if !upgrade.eq_ignore_ascii_case("websocket") {
@@ -139,6 +140,7 @@ struct Containers {
 }
 
 impl Containers {
+    /// Parses a request for a container or pod, checks its method, and carries out the action.
     async fn answer(&self, path: &str, action: Action, request: Request) -> Response {
         let below = request.path.strip_prefix(path).unwrap_or_default();
         let Some(target) = Target::parse(action, below) else {
@@ -171,7 +173,7 @@ impl Containers {
         found.ok_or_else(|| Response::text(404, "pod does not exist"))
     }
 
-    /// The id of a container that runs. Upstream: `findContainer`.
+    /// Returns the id of a container that runs. Upstream: `findContainer`.
     async fn running(&self, pod: &Pod, target: &Target) -> Result<Option<String>, Response> {
         if !target.uid.is_empty() && !self.kubelet.has_uid(pod, &target.uid) {
             return Ok(None);
@@ -182,6 +184,7 @@ impl Containers {
         Ok(container.filter(|one| one.state == State::Running).map(|one| one.id.clone()))
     }
 
+    /// Passes a client's exec or attach to the streaming server that the runtime names.
     async fn stream(
         &self,
         action: Action,
@@ -221,6 +224,8 @@ impl Containers {
         self.proxy(request, url).await
     }
 
+    /// Forwards ports of a running pod: asks the runtime for a stream, and passes the request on to
+    /// it.
     async fn port_forward(
         &self,
         target: &Target,
@@ -276,6 +281,7 @@ impl Containers {
         Ok(Response::new(200, "application/json", output))
     }
 
+    /// Refuses a checkpoint of a container, which this kubelet does not make.
     fn checkpoint(&self, target: &Target) -> Result<Response, Response> {
         let (pod, _) = self.pod(target)?;
         let Target { namespace, pod: name, container, .. } = target;
@@ -289,6 +295,7 @@ impl Containers {
         Err(Response::text(500, text))
     }
 
+    /// Answers a request for a container's log, which is followed if the client asks for that.
     async fn logs(
         &self,
         target: &Target,
@@ -329,7 +336,8 @@ impl Containers {
         }
     }
 
-    /// `id`: with the runtime's name in front.
+    /// Opens the log of a container, whose path the runtime knows. `id`: with the runtime's name in
+    /// front.
     async fn open(&self, pod: &Pod, id: &str, options: &LogOptions) -> Result<LogReader, String> {
         let manager = self.kubelet.manager();
         let own = id.split_once("://").map_or(id, |(_, own)| own);
@@ -352,8 +360,8 @@ impl Containers {
     }
 }
 
-/// Whether the container of a name, of any kind, was made with a terminal; `None`: there is no such
-/// container. Upstream: `GetContainerSpec`.
+/// Returns whether the container of a name, of any kind, was made with a terminal; `None`: there is
+/// no such container. Upstream: `GetContainerSpec`.
 fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
     let mut ephemeral = pod.ephemeral_containers().iter();
     let tty = match pod.container(name) {
@@ -363,7 +371,7 @@ fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
     Some(tty.unwrap_or_default())
 }
 
-/// The log as a body: its end is that of the connection's chunks. A fault is the last line.
+/// Streams the log as a body: its end is that of the connection's chunks. A fault is the last line.
 fn body(reader: LogReader) -> Response {
     let parts = stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;
@@ -375,7 +383,7 @@ fn body(reader: LogReader) -> Response {
     Response::stream(200, "text/plain; charset=utf-8", Box::pin(parts))
 }
 
-/// The runtime's refusal of a stream. Upstream: `streaming.WriteError`.
+/// Builds the answer to the runtime's refusal of a stream. Upstream: `streaming.WriteError`.
 fn call_failure(error: &cri::Error) -> Response {
     let text = chain(error);
     match error.code() {
@@ -387,7 +395,7 @@ fn call_failure(error: &cri::Error) -> Response {
     }
 }
 
-/// The id of the container whose log is asked for. Upstream: `validateContainerLogStatus`.
+/// Returns the id of the container whose log is asked for. Upstream: `validateContainerLogStatus`.
 ///
 /// # Errors
 /// Why it has no log, in upstream's words.

@@ -48,6 +48,8 @@ where
     both.or(activity.watch()).await
 }
 
+/// Copies bytes from one side to the other until the first one ends, then closes the other; notes
+/// each part as activity.
 async fn one_way<R, W>(mut from: R, mut to: W, activity: &Activity<'_>) -> io::Result<()>
 where
     R: AsyncRead + Unpin,

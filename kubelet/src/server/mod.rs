@@ -70,6 +70,7 @@ pub fn serve(
     server.map(Some).map_err(|source| Error::Listen { flag, address, source })
 }
 
+/// Listens on an address and port; an error names the flag.
 fn listen(
     flag: &'static str,
     address: &str,
@@ -126,7 +127,8 @@ impl SecurePort<'_> {
     }
 }
 
-/// Counts the requests of a port. Upstream: `Server.ServeHTTP`.
+/// Wraps a port's handler so that its requests are counted, and their times measured. Upstream:
+/// `Server.ServeHTTP`.
 fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler {
     let clock = clock.clone();
     Arc::new(move |mut request: Request| {
@@ -161,12 +163,12 @@ fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler
     })
 }
 
-/// The answer of upstream's router to a request with another method.
+/// Returns the answer of upstream's router to a request with another method.
 fn method_not_allowed() -> Response {
     Response::text(405, "405: Method Not Allowed")
 }
 
-/// A handler for these methods.
+/// Returns a handler for these methods.
 fn only(methods: &'static [&'static str], inner: Handler) -> Handler {
     Arc::new(move |request: Request| match methods.contains(&request.method.as_str()) {
         true => inner(request),
@@ -190,7 +192,7 @@ impl Drop for Inflight {
     }
 }
 
-/// A label with few values for a path. Upstream: `getMetricBucket`.
+/// Returns a label with few values for a path. Upstream: `getMetricBucket`.
 fn bucket(path: &str) -> &'static str {
     const BUCKETS: [&str; 19] = [
         "attach",

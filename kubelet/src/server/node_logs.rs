@@ -19,8 +19,8 @@ pub const FOLDER: &str = "/var/log";
 /// Bytes that are read at a time.
 const BLOCK: u64 = 64 << 10;
 
-/// Answers with a file, or with the names in a folder. A link counts if it leads to a file below
-/// `folder`.
+/// Answers a request for the node's logs with a file, or with the names in a folder. A link counts
+/// if it leads to a file below `folder`.
 pub async fn answer(request: &Request, folder: &Path) -> Response {
     if request.method != Method::GET {
         return Response::text(405, "405: Method Not Allowed");
@@ -47,7 +47,7 @@ enum Found {
     File(File),
 }
 
-/// Blocks.
+/// Finds a file or folder below `folder`; links must not lead out of it. Blocks.
 fn find(folder: &Path, below: &str) -> io::Result<Found> {
     let asked = Path::new(below);
     let is_plain = |part: Component<'_>| matches!(part, Component::Normal(_));
@@ -72,7 +72,7 @@ fn find(folder: &Path, below: &str) -> io::Result<Found> {
     Ok(Found::Folder(names))
 }
 
-/// The page of a folder, as `http.FileServer` has it.
+/// Builds the page of a folder, as `http.FileServer` has it.
 fn page(names: &[String]) -> String {
     let mut page =
         "<!doctype html>\n<meta name=\"viewport\" content=\"width=device-width\">\n<pre>\n"
@@ -101,7 +101,7 @@ fn escaped_path(name: &str) -> String {
     name.bytes().map(escape).collect()
 }
 
-/// The file as it is now: what is appended meanwhile is left out.
+/// Answers with the file as it is now: what is appended meanwhile is left out.
 fn whole(file: File) -> Response {
     let length = file.metadata().map_or(0, |data| data.len());
     let blocks = stream::unfold((file, 0), move |(file, position)| async move {

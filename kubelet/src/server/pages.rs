@@ -51,7 +51,7 @@ pub fn health_routes(checks: &HealthChecks) -> Routes {
     routes
 }
 
-/// The routes of the read-only port.
+/// Builds the routes of the read-only port.
 pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &Node) -> Routes {
     let routes = shared_routes(kubelet, checks);
     let machine = json!({
@@ -68,8 +68,8 @@ pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &No
     routes
 }
 
-/// The routes of the read-only port and of the one with authentication.
-/// Upstream: `InstallAuthNotRequiredHandlers`.
+/// Builds the routes of the read-only port and of the one with authentication. Upstream:
+/// `InstallAuthNotRequiredHandlers`.
 fn shared_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks) -> Routes {
     let routes = health_routes(checks);
     let results = checks.results().clone();
@@ -119,7 +119,7 @@ pub struct SecurePages<'a> {
 }
 
 impl SecurePages<'_> {
-    /// The routes of the port with authentication. Upstream: `NewServer`.
+    /// Builds the routes of the port with authentication. Upstream: `NewServer`.
     pub fn routes(&self) -> Routes {
         let configuration = &self.settings.configuration;
         let routes = shared_routes(self.kubelet, self.checks);
@@ -204,7 +204,7 @@ fn install_statusz(routes: &Routes, clock: &SharedClock) {
     zpages::install_statusz(routes, build, clock.clone());
 }
 
-/// Upstream: `initConfigz`.
+/// Builds the page of the configuration, without the headers' secrets. Upstream: `initConfigz`.
 fn configz(configuration: &Configuration) -> Value {
     let mut shown = serde_json::to_value(configuration).unwrap_or_default();
     if let Some(fields) = shown.as_object_mut() {
@@ -216,7 +216,7 @@ fn configz(configuration: &Configuration) -> Value {
     json!({ "kubeletconfig": shown })
 }
 
-/// What runs, by the runtime. Upstream: `GetRunningPods`.
+/// Builds the handler that lists what runs, by the runtime. Upstream: `GetRunningPods`.
 fn running_pods(kubelet: &Arc<Kubelet>) -> Handler {
     let kubelet = kubelet.clone();
     Arc::new(move |_| {
@@ -238,7 +238,7 @@ fn failed(error: &cri::Error) -> Response {
     Response::text(500, chain(error))
 }
 
-/// The pods of containers: their names, uids, containers and images.
+/// Groups containers to pods: their names, uids, containers and images.
 fn pods_of(containers: Vec<api::Container>) -> Vec<Pod> {
     let mut pods: BTreeMap<String, Pod> = BTreeMap::new();
     for container in containers {

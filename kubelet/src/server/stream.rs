@@ -138,7 +138,7 @@ async fn exchange(request: Request, url: &str) -> Result<hyper::Response<Incomin
     sender.send_request(passed).await.map_err(StreamError::Exchange)
 }
 
-/// The runtime's consent. The copying begins once the client has it.
+/// Answers with the runtime's consent. The copying begins once the client has it.
 fn granted(
     mut answer: hyper::Response<Incoming>,
     upgrade: Upgrade,
@@ -167,6 +167,7 @@ fn granted(
     granted
 }
 
+/// Returns the runtime's refusal as the answer, with its status, type and text.
 async fn refusal(answer: hyper::Response<Incoming>) -> Response {
     let status = answer.status().as_u16();
     let kind = answer.headers().get(CONTENT_TYPE).cloned();
@@ -180,7 +181,7 @@ async fn refusal(answer: hyper::Response<Incoming>) -> Response {
     refusal
 }
 
-/// An answer for a stream that there is not.
+/// Returns an answer for a stream that there is not.
 pub fn failure(error: &StreamError) -> Response {
     let text = chain(error);
     log::error!("Error while proxying request: {text}");

@@ -19,7 +19,8 @@ pub struct Group {
     pub grace: i64,
 }
 
-/// The groups by rising priority; empty: pods are not ended when the node shuts down.
+/// Reads the groups of pods from the configuration, by rising priority; empty: pods are not ended
+/// when the node shuts down.
 ///
 /// # Errors
 /// One that names the fields.
@@ -58,13 +59,13 @@ pub fn of(configuration: &Configuration) -> Result<Vec<Group>, Error> {
     Ok(groups)
 }
 
-/// The time that all groups have together.
+/// Returns the time that all groups have together.
 pub fn total(groups: &[Group]) -> Duration {
     let seconds = groups.iter().map(|group| group.grace.unsigned_abs());
     Duration::from_secs(seconds.fold(0, u64::saturating_add))
 }
 
-/// The pods of each group. Those below the first are in the first.
+/// Splits pods into the groups by their priority. Those below the first are in the first.
 pub fn split(groups: &[Group], pods: Vec<Arc<Pod>>) -> Vec<(Group, Vec<Arc<Pod>>)> {
     let mut split: Vec<(Group, Vec<Arc<Pod>>)> =
         groups.iter().map(|group| (*group, Vec::new())).collect();
@@ -78,7 +79,7 @@ pub fn split(groups: &[Group], pods: Vec<Arc<Pod>>) -> Vec<(Group, Vec<Arc<Pod>>
     split
 }
 
-/// How long a pod of a group may take, in seconds.
+/// Returns how long a pod of a group may take, in seconds.
 pub fn grace_of(pod: &Pod, group: Group) -> i64 {
     let own = pod.spec().termination_grace_period_seconds;
     own.map_or(group.grace, |own| own.min(group.grace))

@@ -31,13 +31,15 @@ pub(super) const DROP_IN: &str = "99-kubelet.conf";
 pub struct Logind(Connection);
 
 impl Logind {
+    /// Connects to the bus of logind.
+    ///
     /// # Errors
     /// There is no bus.
     pub fn open(socket: &Path) -> Result<Logind, Error> {
         Connection::open(socket).map(Logind).map_err(Error::Bus)
     }
 
-    /// The longest delay of a shutdown. Upstream: `CurrentInhibitDelay`.
+    /// Returns the longest delay of a shutdown. Upstream: `CurrentInhibitDelay`.
     ///
     /// # Errors
     /// There is no logind.

@@ -45,10 +45,10 @@ const STATE: &str = "graceful_node_shutdown_state";
 
 /// What has to happen to the node's pods.
 pub trait Pods: Send + Sync {
-    /// Those that run.
+    /// Returns those that run.
     fn active(&self) -> Vec<Arc<Pod>>;
 
-    /// From now on, new pods are admitted or not, and the Node is ready or not.
+    /// Sets whether new pods are refused and the Node is not ready, from now on.
     fn set_shutting_down(&self, is_shutting_down: bool);
 
     /// Ends a pod, with this grace in seconds. Resolves when it holds nothing any more.
@@ -94,7 +94,7 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// `root`: the kubelet's folder.
+    /// Returns the usual paths. `root`: the kubelet's folder.
     pub fn new(root: &Path) -> Paths {
         Paths { socket: SYSTEM_BUS.into(), drop_ins: DROP_INS.into(), state: root.join(STATE) }
     }
@@ -119,7 +119,7 @@ impl State {
         }
     }
 
-    /// Readers see the old state or the new one.
+    /// Writes the state to its file. Readers see the old state or the new one.
     fn write(&self, file: &Path) -> io::Result<()> {
         let new = file.with_extension("new");
         fs::write(&new, serde_json::to_vec(self)?)?;
@@ -141,6 +141,8 @@ impl Shutdown {
         stop.unless_stopped(self.follow()).await;
     }
 
+    /// Follows logind's announcements of a shutdown, and connects again when the connection ends.
+    /// Gives up if the first attempt fails.
     async fn follow(&self) {
         match State::read(&self.paths.state) {
             Ok(state) => state.measure(),
@@ -241,7 +243,8 @@ impl Shutdown {
         }
     }
 
-    /// Upstream: `processShutdownEvent`, `killPods`.
+    /// Ends all pods, one group after the other, each within its grace period. Upstream:
+    /// `processShutdownEvent`, `killPods`.
     async fn end_pods(&self) {
         let mut state = State { start_time: Some(self.clock.now()), end_time: None };
         self.keep(&state);

@@ -44,9 +44,9 @@ impl EventHandler<WholeObject<Pod>> for Filler {
     }
 }
 
-/// The pods of `node`, until stopped. Nothing is set before the first list is complete: what runs
-/// is not ended while the API server cannot be reached. They are listed once it is known whether the
-/// server has the Node, which decides whether they are admitted.
+/// Watches the pods of `node`, until stopped. Nothing is set before the first list is complete:
+/// what runs is not ended while the API server cannot be reached. They are listed once it is known
+/// whether the server has the Node, which decides whether they are admitted.
 pub async fn run(
     server: Arc<dyn cache::Source>,
     node: OwnNode,

@@ -85,6 +85,7 @@ fn document(bytes: &[u8]) -> Result<Value, Error> {
     }
 }
 
+/// Returns the kind of a document, which must be an object of `v1`.
 fn kind(document: &Value) -> Result<&str, Error> {
     if !document.is_object() {
         return Err(Error::NotAnObject);
@@ -99,6 +100,8 @@ fn kind(document: &Value) -> Result<&str, Error> {
     }
 }
 
+/// Completes a pod with defaults, uid and place, and validates it. Errors: it is invalid, or refers
+/// to objects that a static pod may not refer to.
 fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod, Error> {
     let node = to.node.as_str();
     if let Some(object) = document.as_object_mut() {
@@ -157,8 +160,8 @@ fn place(pod: &mut Pod, uid: String, origin: &Origin, node: &str) {
     pod.status.get_or_insert_default().phase = Some("Pending".to_owned());
 }
 
-/// A uid that depends on the pod's content, the node and the file or URL: the Go kubelet's, so that a
-/// change from one to the other restarts no pod.
+/// Computes a uid that depends on the pod's content, the node and the file or URL: the Go
+/// kubelet's, so that a change from one to the other restarts no pod.
 fn generated_uid(document: &Value, origin: &Origin, node: &str) -> String {
     let mut hash = Fnv128::default();
     hash.write(static_pod_dump(document).as_bytes());

@@ -46,7 +46,7 @@ fn default(of: &mut Value, field: &str, value: Value) {
     }
 }
 
-/// A container that limits a resource and requests none of it requests its limit.
+/// Sets the request of each resource that a container limits and does not request to its limit.
 fn requests_from_limits(container: &mut Value) {
     let limits = container.get("resources").and_then(|resources| resources.get("limits"));
     let Some(limits) = limits.and_then(Value::as_object).cloned() else { return };
@@ -59,7 +59,8 @@ fn requests_from_limits(container: &mut Value) {
     }
 }
 
-/// Images without a tag or with the tag `latest` are pulled each time.
+/// Returns the default policy of pulls: images without a tag or with the tag `latest` are pulled
+/// each time.
 fn pull_policy(image: &str) -> &'static str {
     let last = image.rsplit('/').next().unwrap_or_default();
     let is_fixed =

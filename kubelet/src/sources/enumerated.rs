@@ -121,7 +121,7 @@ const OF_CONTAINER: &[Row] = &[
 /// The modes of the files of volumes.
 const MODES: [&str; 2] = ["volumes[].**.defaultMode", "volumes[].**.mode"];
 
-/// The faults of a pod, each with its field.
+/// Lists the values of a pod that are not among those of their fields, each fault with its field.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let spec = match serde_json::to_value(pod.spec()) {
         Ok(spec) => spec,

@@ -24,7 +24,7 @@ use crate::pod::{Pod, PodExt};
 /// How long a watch that failed is not set up again. Upstream: `retryPeriod`.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The pods of `path`, until stopped.
+/// Follows the pods of `path`, until stopped.
 pub async fn run(
     path: PathBuf,
     to: Placement,
@@ -68,7 +68,7 @@ async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
     }
 }
 
-/// The next changes; `None` at the time `due`, or when stopped.
+/// Waits for the next changes; `None` at the time `due`, or when stopped.
 async fn next(
     watch: Option<&FolderWatch>,
     path: &Path,
@@ -145,6 +145,7 @@ impl Folder {
         }
     }
 
+    /// Applies the change of one file to the source's pods.
     async fn apply(&self, change: Change) {
         match change {
             Change::Unknown => {}
@@ -195,6 +196,7 @@ impl Fault {
 
 type Read = Result<Arc<Pod>, Fault>;
 
+/// Reads all files of a folder but hidden ones, or the one file.
 fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Read)>> {
     let mut files = match fs::metadata(path)?.is_dir() {
         false => vec![path.to_owned()],
@@ -210,6 +212,7 @@ fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Read)>> {
     Ok(files.map(|file| (file.clone(), read_file(&file, to))).collect())
 }
 
+/// Reads the pod of one file. Blocks.
 fn read_file(file: &Path, to: &Placement) -> Read {
     let unreadable = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Fault::Gone,

@@ -3,7 +3,8 @@
 
 use k8s_openapi::api::core::v1 as core;
 
-/// The faults of a container, each with its field below `field`. `grace`: the pod's grace period.
+/// Lists the faults of a container's hooks and restart policy, each with its field below `field`.
+/// `grace`: the pod's grace period.
 pub fn faults(field: &str, container: &core::Container, grace: Option<i64>) -> Vec<String> {
     let mut faults = restart_policy(field, container);
     let lifecycle = container.lifecycle.iter();
@@ -42,6 +43,7 @@ pub fn faults(field: &str, container: &core::Container, grace: Option<i64>) -> V
     faults
 }
 
+/// Lists the faults of a container's restart rules.
 fn restart_policy(field: &str, container: &core::Container) -> Vec<String> {
     let mut faults = Vec::new();
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();

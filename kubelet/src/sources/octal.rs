@@ -10,6 +10,7 @@ pub fn complete(pod: &mut Value) {
     }
 }
 
+/// Converts octal texts to numbers in all modes of files in a value.
 fn walk(value: &mut Value) {
     match value {
         Value::Array(items) => items.iter_mut().for_each(walk),

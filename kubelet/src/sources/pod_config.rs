@@ -22,7 +22,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// The name in the annotation `kubernetes.io/config.source`.
+    /// Returns the name in the annotation `kubernetes.io/config.source`.
     pub fn name(self) -> &'static str {
         match self {
             Source::File => "file",
@@ -65,7 +65,8 @@ struct Shared {
 }
 
 impl PodConfig {
-    /// The receiver gets the changes of all sources in order.
+    /// Creates the configuration of no sources yet. The receiver gets the changes of all sources in
+    /// order.
     pub fn new(clock: SharedClock) -> (PodConfig, Receiver<PodUpdate>) {
         let (updates, receiver) = async_channel::bounded(QUEUED);
         let shared = Shared { storage: Mutex::default(), clock, updates };
@@ -92,7 +93,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// `now`: for pods that are seen first.
+    /// Replaces the pods of a source, and returns what has changed. `now`: for pods that are seen
+    /// first.
     fn merge(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: &str) -> Vec<PodUpdate> {
         let is_first = !self.pods.contains_key(&source);
         let mut old = self.pods.remove(&source).unwrap_or_default();
@@ -144,7 +146,7 @@ impl Storage {
     }
 }
 
-/// What a new state of a pod changes. Upstream: `checkAndUpdatePod`.
+/// Returns what a new state of a pod changes. Upstream: `checkAndUpdatePod`.
 fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
     let (old_meta, meta) = (&existing.metadata, &new.metadata);
     let is_same = existing.spec == new.spec
@@ -159,7 +161,7 @@ fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
     }
 }
 
-/// The annotations without those that the kubelet adds. Upstream: `isLocalAnnotationKey`.
+/// Returns the annotations without those that the kubelet adds. Upstream: `isLocalAnnotationKey`.
 fn source_annotations(pod: &Pod) -> impl Iterator<Item = (&String, &String)> {
     pod.metadata
         .annotations

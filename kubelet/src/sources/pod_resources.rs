@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, PodExt, listed, of_containers, quantity};
 
-/// What a whole pod may ask for. Upstream: `IsSupportedPodLevelResource`.
+/// Returns whether a whole pod may ask for a resource. Upstream: `IsSupportedPodLevelResource`.
 fn is_supported(resource: &str) -> bool {
     ["cpu", "memory"].contains(&resource) || resource.starts_with("hugepages-")
 }
@@ -68,7 +68,7 @@ fn k8s_quantity(text: String) -> k8s_openapi::apimachinery::pkg::api::resource::
     k8s_openapi::apimachinery::pkg::api::resource::Quantity(text)
 }
 
-/// The faults of what a pod asks for as a whole, each with its field.
+/// Lists the faults of what a pod asks for as a whole, each with its field.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let Some(own) = &pod.spec().resources else { return Vec::new() };
     let mut faults = Vec::new();

@@ -5,7 +5,7 @@
 use super::validate::leads_out;
 use crate::pod::{APP_ARMOR, Pod, PodExt};
 
-/// The faults of a pod's profiles, each with its field.
+/// Lists the faults of a pod's profiles, each with its field.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let of_pod = pod.spec().security_context.as_ref();
     let mut profiles = vec![(
@@ -51,7 +51,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
     faults
 }
 
-/// Only local profiles have a name.
+/// Checks that a local profile has a name, and only a local one.
 fn fault_of_name(field: &str, kind: &str, name: Option<&str>) -> Option<String> {
     match (kind, name) {
         ("Localhost", None | Some("")) => {

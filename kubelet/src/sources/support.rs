@@ -5,7 +5,8 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::pod::{Pod, PodExt};
 
-/// The lines that refuse a pod, each with its field; empty: all of its fields may be honoured.
+/// Lists the lines that refuse a pod, each with its field; empty: all of its fields may be
+/// honoured.
 pub fn refusals(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
     let mut refusals = Vec::new();
@@ -31,8 +32,8 @@ pub fn refusals(pod: &Pod) -> Vec<String> {
     refusals
 }
 
-/// The field of a volume of a kind that is not supported. Kinds that refer to objects of the API
-/// server are refused before.
+/// Returns the field of a volume of a kind that is not supported. Kinds that refer to objects of
+/// the API server are refused before.
 fn unsupported_kind(volume: &core::Volume) -> Option<&'static str> {
     let kinds = [
         ("awsElasticBlockStore", volume.aws_elastic_block_store.is_some()),

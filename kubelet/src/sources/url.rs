@@ -50,6 +50,7 @@ pub async fn run(
     }
 }
 
+/// Fetches the body from a URL; any status but 200 is an error.
 async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, Error> {
     let max = usize::try_from(MAX_BYTES).unwrap_or(usize::MAX);
     let answer = http::get(target, headers, TrustPolicy::SystemAuthorities, max)
@@ -62,6 +63,8 @@ async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, Error> {
     }
 }
 
+/// Passes on the pods of a body if it differs from the last one. An empty body means no pods, and
+/// is an error too.
 async fn apply(
     body: &[u8],
     last: &mut Option<Vec<u8>>,
@@ -83,6 +86,7 @@ async fn apply(
     Ok(())
 }
 
+/// Logs the outcome of a round, and counts failures; the first ones are logged as warnings.
 fn report(outcome: Result<(), Error>, failures: &mut u32, target: &Target) {
     match outcome {
         Ok(()) if *failures > 0 => {

@@ -9,7 +9,7 @@ use kube_controller_manager::objects::is_dns1123_subdomain;
 use super::{enumerated, lifecycle, pod_resources, profiles, support};
 use crate::pod::{Pod, PodExt, Uid, is_restartable_init};
 
-/// The faults of a pod, each with its field; empty: it can be run.
+/// Lists the faults of a pod, each with its field; empty: it can be run.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let mut faults = Faults::default();
     let name = pod.name();
@@ -72,6 +72,7 @@ impl Faults {
         self.0.push(format!("{}: {}", field.as_ref(), fault.as_ref()));
     }
 
+    /// Checks the volumes of a pod, and returns their names.
     fn volumes<'a>(&mut self, spec: &'a core::PodSpec) -> BTreeSet<&'a str> {
         let mut names = BTreeSet::new();
         for (at, volume) in spec.volumes.iter().flatten().enumerate() {
@@ -100,6 +101,7 @@ impl Faults {
         names
     }
 
+    /// Checks a container: its name, image, mounts, ports and variables.
     fn container(&mut self, field: &str, container: &core::Container, volumes: &BTreeSet<&str>) {
         if !is_dns1123_label(&container.name) {
             let name = &container.name;
@@ -163,6 +165,7 @@ impl Faults {
         }
     }
 
+    /// Checks a container's probes: each needs exactly one action.
     fn probes(&mut self, field: &str, container: &core::Container) {
         for (name, probe) in [
             ("livenessProbe", &container.liveness_probe),
@@ -187,6 +190,7 @@ impl Faults {
         }
     }
 
+    /// Checks that an init container that does not always restart has no probes and no hooks.
     fn no_probes(&mut self, field: &str, container: &core::Container) {
         for (name, is_set) in [
             ("lifecycle", container.lifecycle.is_some()),
@@ -204,12 +208,13 @@ impl Faults {
     }
 }
 
-/// Whether a path is not one below its folder.
+/// Returns whether a path is not one below its folder.
 pub fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|part| part == "..")
 }
 
-/// Lower-case letters, digits and dashes, with a letter or digit at both ends; at most 63.
+/// Returns whether a text is of lower-case letters, digits and dashes, with a letter or digit at
+/// both ends; at most 63.
 fn is_dns1123_label(text: &str) -> bool {
     let is_fine = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-');
     (1..=63).contains(&text.len())
@@ -218,8 +223,8 @@ fn is_dns1123_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// The kind of API object that a static pod refers to, which it may not. With `has_objects` it may
-/// refer to ConfigMaps and Secrets in variables and volumes, and to a RuntimeClass.
+/// Returns the kind of API object that a static pod refers to, which it may not. With `has_objects`
+/// it may refer to ConfigMaps and Secrets in variables and volumes, and to a RuntimeClass.
 pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     let spec = pod.spec();
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {
@@ -257,6 +262,7 @@ pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     kinds.find(is_refused)
 }
 
+/// Returns the types of objects that a volume refers to.
 fn volume_references(volume: &core::Volume) -> Vec<&'static str> {
     let projected = volume.projected.iter().flat_map(|volume| volume.sources.iter().flatten());
     let projected = projected.filter_map(|source| match source {

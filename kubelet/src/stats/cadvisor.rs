@@ -310,7 +310,7 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
     page.text()
 }
 
-/// The running containers of a pod, by its status.
+/// Lists the running containers of a pod, by its status.
 fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Subject<'a>> {
     let Some(status) = &pod.status else { return Vec::new() };
     let lists = [
@@ -334,12 +334,13 @@ fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Sub
     all.collect()
 }
 
-/// When a cgroup was made, in seconds since 1970.
+/// Returns when a cgroup was made, in seconds since 1970.
 fn made_at(source: &StatsSource<'_>, path: &str) -> i64 {
     let folder = source.hierarchy.folder("cpu", path);
     folder.and_then(|folder| fs::metadata(folder).ok()).map_or(0, |data| data.mtime())
 }
 
+/// Adds the metrics of the machine, and the versions of its kernel and system.
 fn machine(page: &mut Page, source: &StatsSource<'_>) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let labels = format!(
@@ -408,7 +409,7 @@ impl Processors {
     }
 }
 
-/// The disks of the node's files and of images, by their devices.
+/// Measures the disks of the node's files and of images, by their devices.
 fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, Fs> {
     let images = source.images.as_ref().map(|images| Path::new(&images.mount_point));
     let folders = [Some(source.folders.root.as_path()), images].into_iter().flatten();
@@ -421,7 +422,7 @@ fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, Fs> {
     disks.collect()
 }
 
-/// The source of the first mount of a device, by its number.
+/// Returns the source of the first mount of a device, by its number.
 fn device_of(mounts: &str, number: u64) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     let of = |line: &str| {
@@ -436,6 +437,8 @@ fn device_of(mounts: &str, number: u64) -> Option<String> {
 struct Devices(parking_lot::Mutex<HashMap<String, String>>);
 
 impl Devices {
+    /// Returns the path of the device with this number, or the number if it has no name. It is read
+    /// once.
     fn name(&self, number: &str) -> String {
         let mut names = self.0.lock();
         if let Some(name) = names.get(number) {
@@ -472,11 +475,12 @@ fn cgroup(
     labels
 }
 
-/// Nanoseconds as seconds.
+/// Converts nanoseconds to seconds.
 fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
+/// Adds the metrics of one cgroup: CPU, memory, processes and pressure.
 fn series(page: &mut Page, labels: &str, details: &Details) {
     if let Some(cpu) = details.cpu {
         page.add("container_spec_cpu_period", labels, cpu.period as f64);

@@ -296,7 +296,8 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Nanoseconds of CPU time a second, since the last question; `None` for the first one.
+    /// Computes the nanoseconds of CPU time that a cgroup takes a second, since its last sample;
+    /// `None` for the first one.
     fn rate(&self, path: &str, nanos: u64, now: Duration) -> Option<u64> {
         let mut samples = self.samples.lock();
         let rate = match samples.get(path) {
@@ -350,6 +351,8 @@ impl Stats {
         self.measured(source, Path::new(upper_folder(&mounts)?))
     }
 
+    /// Converts the usage of the cgroup at `path` to the form of the summary, with the rate of CPU
+    /// since the last reading.
     fn used(&self, source: &StatsSource<'_>, path: &str, usage: &Usage) -> Used {
         let time = source.now.to_string();
         let memory_time = time.clone();
@@ -394,6 +397,7 @@ impl Stats {
         }
     }
 
+    /// Measures the node: the machine, the cgroup of all pods, network and disks.
     fn node(&self, source: &StatsSource<'_>) -> NodeStats {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let mut usage = usage::read(source.hierarchy, "/");
@@ -435,7 +439,7 @@ impl Stats {
         }
     }
 
-    /// `None`: the pod does not run.
+    /// Measures a pod and its running containers. `None`: the pod does not run.
     fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (source.cgroup_of)(pod)?;
@@ -545,8 +549,8 @@ fn disk(time: &str, path: &Path) -> Option<Fs> {
     })
 }
 
-/// The bytes and inodes that a folder uses, without other file systems mounted below it. Each inode
-/// counts once. Blocks. Upstream: `fsquota`, `GetDirUsage`.
+/// Sums the bytes and inodes that a folder uses, without other file systems mounted below it. Each
+/// inode counts once. Blocks. Upstream: `fsquota`, `GetDirUsage`.
 pub fn folder_usage(folder: &Path) -> (u64, u64) {
     let Ok(data) = fs::metadata(folder) else { return (0, 0) };
     let (mut bytes, mut inodes) = (data.blocks() * 512, 1);
@@ -610,7 +614,7 @@ fn interfaces_of(process: Option<u32>) -> Vec<Interface> {
     text.map(|text| interfaces(&text)).unwrap_or_default()
 }
 
-/// The interfaces of a network but the loopback.
+/// Parses the interfaces of a network but the loopback.
 fn interfaces(text: &str) -> Vec<Interface> {
     let lines = text.lines().filter_map(|line| line.split_once(':'));
     let parsed = lines.filter_map(|(name, counts)| {

@@ -22,23 +22,24 @@ const OWN: [&str; 8] = [
     ALL_CONTAINERS_RESTARTING,
 ];
 
-/// Whether only the kubelet writes conditions of this type.
+/// Returns whether only the kubelet writes conditions of this type.
 pub fn is_own(kind: &str) -> bool {
     OWN.contains(&kind)
 }
 
-/// Whether conditions of this type say how far a resize is: their times are those of its steps.
+/// Returns whether conditions of this type say how far a resize is: their times are those of its
+/// steps.
 pub fn is_of_resize(kind: &str) -> bool {
     ["PodResizeInProgress", "PodResizePending"].contains(&kind)
 }
 
-/// Whether the kubelet writes conditions of this type beside others.
-/// Upstream: `PodConditionSharedByKubelet`.
+/// Returns whether the kubelet writes conditions of this type beside others. Upstream:
+/// `PodConditionSharedByKubelet`.
 pub fn is_shared(kind: &str) -> bool {
     kind == DISRUPTION_TARGET
 }
 
-/// The condition of a type, if the status has it.
+/// Returns the condition of a type, if the status has it.
 pub fn find<'a>(status: &'a core::PodStatus, kind: &str) -> Option<&'a core::PodCondition> {
     status.conditions.iter().flatten().find(|condition| condition.type_ == kind)
 }
@@ -51,7 +52,7 @@ pub fn replace(conditions: &mut Vec<core::PodCondition>, condition: core::PodCon
     }
 }
 
-/// The generation of the pod that a condition is about; static pods have none.
+/// Returns the generation of the pod that a condition is about; static pods have none.
 pub fn observed_generation(pod: &Pod) -> Option<i64> {
     pod.metadata.generation.filter(|generation| *generation != 0)
 }
@@ -71,7 +72,7 @@ pub struct Observed<'a> {
     pub others: &'a [core::PodCondition],
 }
 
-/// The conditions of the kubelet without the times of their last change.
+/// Computes the conditions of the kubelet without the times of their last change.
 pub fn own(pod: &Pod, observed: &Observed<'_>) -> Vec<core::PodCondition> {
     let containers_ready = containers_ready(pod, observed);
     let ready = match containers_ready.is_true {
@@ -103,6 +104,7 @@ impl Verdict {
         Verdict { is_true: false, reason: Some(reason), message }
     }
 
+    /// Converts the verdict to a condition of a pod.
     fn condition(self, pod: &Pod, kind: &str) -> core::PodCondition {
         core::PodCondition {
             type_: kind.to_owned(),
@@ -115,12 +117,12 @@ impl Verdict {
     }
 }
 
-/// As Go shows a list of names.
+/// Formats a list of names as Go does.
 fn names(of: &[&str]) -> String {
     format!("[{}]", of.join(" "))
 }
 
-/// Upstream: `GenerateContainersReadyCondition`.
+/// Computes the condition `ContainersReady`. Upstream: `GenerateContainersReadyCondition`.
 fn containers_ready(pod: &Pod, observed: &Observed<'_>) -> Verdict {
     match terminal_reason(observed.phase) {
         Some(reason) => return Verdict::not(reason, None),
@@ -141,7 +143,8 @@ fn containers_ready(pod: &Pod, observed: &Observed<'_>) -> Verdict {
     Verdict::not("ContainersNotReady", Some(message))
 }
 
-/// Why the containers of a pod in this phase are not ready; `None`: the phase does not say it.
+/// Returns why the containers of a pod in this phase are not ready; `None`: the phase does not say
+/// it.
 pub fn terminal_reason(phase: &str) -> Option<&'static str> {
     match phase {
         "Succeeded" => Some("PodCompleted"),
@@ -150,6 +153,7 @@ pub fn terminal_reason(phase: &str) -> Option<&'static str> {
     }
 }
 
+/// Computes the condition `Ready` of a pod whose containers are ready, by its readiness gates.
 /// Upstream: `GeneratePodReadyCondition`.
 fn gates_ready(pod: &Pod, others: &[core::PodCondition]) -> Verdict {
     let gates = pod.spec().readiness_gates.iter().flatten();
@@ -173,8 +177,8 @@ fn gates_ready(pod: &Pod, others: &[core::PodCondition]) -> Verdict {
     }
 }
 
-/// Whether the condition `Ready` that the API server has is not the one that its readiness gates
-/// make of it: another writer has set one of them. Upstream: `NeedToReconcilePodReadiness`.
+/// Returns whether the condition `Ready` in the API server is out of date, because another writer
+/// has set the condition of a readiness gate. Upstream: `NeedToReconcilePodReadiness`.
 pub fn has_stale_gates(pod: &Pod) -> bool {
     let has_gates = pod.spec().readiness_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     let Some(status) = pod.status.as_ref().filter(|_| has_gates) else { return false };
@@ -189,7 +193,7 @@ pub fn has_stale_gates(pod: &Pod) -> bool {
     now.is_true != (ready.status == "True") || now.message != ready.message
 }
 
-/// Upstream: `GeneratePodInitializedCondition`.
+/// Computes the condition `Initialized`. Upstream: `GeneratePodInitializedCondition`.
 fn initialized(pod: &Pod, observed: &Observed<'_>) -> Verdict {
     if observed.phase == "Succeeded" {
         return Verdict { reason: Some("PodCompleted"), ..Verdict::TRUE };

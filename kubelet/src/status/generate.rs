@@ -59,7 +59,8 @@ fn is_true(status: &core::PodStatus, kind: &str) -> bool {
     conditions::find(status, kind).is_some_and(|condition| condition.status == "True")
 }
 
-/// Upstream: `ShouldAllContainersRestart`.
+/// Returns whether all containers of the pod have to restart, or are being restarted. Upstream:
+/// `ShouldAllContainersRestart`.
 fn restarts_all(pod: &Pod, runtime: &PodStatus, before: Option<&core::PodStatus>) -> bool {
     if !may_restart_all(pod) {
         return false;
@@ -157,8 +158,8 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     status
 }
 
-/// The phase of a pod, and the status that says why it is in that phase. No pod leaves a terminal
-/// phase: it may have been evicted, or another writer may have set it.
+/// Returns the phase of a pod, and the status that says why it is in that phase. No pod leaves a
+/// terminal phase: it may have been evicted, or another writer may have set it.
 fn settled_phase<'a>(
     computed: &str,
     inputs: &StatusInputs<'a>,
@@ -171,8 +172,8 @@ fn settled_phase<'a>(
     (computed.to_owned(), inputs.before.filter(is_same))
 }
 
-/// The pod's addresses, that of the node's first family first. A pod that has ended keeps them.
-/// Upstream: `sortPodIPs`, `getPodIPs`.
+/// Returns the pod's addresses, that of the node's first family first. A pod that has ended keeps
+/// them. Upstream: `sortPodIPs`, `getPodIPs`.
 fn ips(pod: &Pod, inputs: &StatusInputs<'_>) -> Vec<String> {
     if pod.is_host_network() {
         return inputs.host_ips.to_vec();
@@ -199,6 +200,8 @@ pub fn rejected(pod: &Pod, reason: &str, message: &str) -> core::PodStatus {
     }
 }
 
+/// Computes the status of a container by the runtime's, its last status and the reason for which it
+/// waits.
 fn container_status(
     pod: &Pod,
     container: &Container,
@@ -320,7 +323,8 @@ fn container_status(
     }
 }
 
-/// Upstream: `convertContainerStatusUser`.
+/// Converts the user of a container, as the runtime reports it. Upstream:
+/// `convertContainerStatusUser`.
 fn user(user: &User) -> core::ContainerUser {
     let groups = Some(user.groups.clone()).filter(|groups| !groups.is_empty());
     core::ContainerUser {
@@ -374,8 +378,8 @@ fn id_of(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> String {
     format!("{}://{}", inputs.runtime_name, status.id)
 }
 
-/// Whether `container` is an init container that must have completed, as a regular container was
-/// created in the newest sandbox: the runtime may have removed its own.
+/// Returns whether `container` is an init container that must have completed, as a regular
+/// container was created in the newest sandbox: the runtime may have removed its own.
 fn must_have_completed(pod: &Pod, container: &Container, inputs: &StatusInputs<'_>) -> bool {
     let is_init = pod.init_containers().iter().any(|init| init.name == container.name);
     let is_created = |name: &str| {
@@ -397,6 +401,8 @@ struct Removed {
     count: i32,
 }
 
+/// Returns the state of a container that the runtime no longer has. One that was running counts as
+/// ended with an unknown end.
 fn removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
     let state = before.state.clone().unwrap_or_default();
     let ended = |reason: &str, message: &str| core::ContainerState {
@@ -433,7 +439,8 @@ fn removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
     Removed { state: None, last: Some(ended("ContainerStatusUnknown", message)), count: count + 1 }
 }
 
-/// Upstream: `GenerateAllContainersRestartingCondition`.
+/// Computes the condition `AllContainersRestarting`. Upstream:
+/// `GenerateAllContainersRestartingCondition`.
 fn restarting_condition(
     pod: &Pod,
     phase: &str,
@@ -474,7 +481,7 @@ fn terminated(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> core::Cont
     }
 }
 
-/// The phase of a pod by the states of its containers. Upstream: `getPhase`.
+/// Computes the phase of a pod by the states of its containers. Upstream: `getPhase`.
 fn phase(
     pod: &Pod,
     init: &[core::ContainerStatus],
@@ -565,7 +572,7 @@ fn seen(status: &core::ContainerStatus) -> Seen {
     }
 }
 
-/// The conditions of the pod; `AllContainersRestarting` is left out.
+/// Computes the conditions of the pod; `AllContainersRestarting` is left out.
 fn all_conditions(
     pod: &Pod,
     phase: &str,

@@ -68,8 +68,8 @@ enum Due {
     Later,
 }
 
-/// Whether a report has to be written. No request is needed to know that.
-/// Upstream: `needsUpdate`, `needsReconcile`.
+/// Decides whether a report has to be written. No request is needed to know that. Upstream:
+/// `needsUpdate`, `needsReconcile`.
 fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     let Some(api) = &report.api else { return Due::No };
     let written = written.filter(|written| written.api == api.uid());
@@ -91,12 +91,13 @@ fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     }
 }
 
-/// Whether nothing of the pod is left, and the server waits for that. Mirror pods are not deleted so.
+/// Returns whether nothing of the pod is left, and the server waits for that. Mirror pods are not
+/// deleted so.
 fn has_to_go(report: &Report, live: &Pod) -> bool {
     report.is_finished && live.metadata.deletion_timestamp.is_some() && !live.is_mirror()
 }
 
-/// Upstream: `canBeDeleted`.
+/// Returns whether the pod may be deleted from the API server. Upstream: `canBeDeleted`.
 fn may_delete(report: &Report, live: &Pod) -> bool {
     let phase = live.status.as_ref().and_then(|status| status.phase.as_deref());
     has_to_go(report, live) && is_terminal(phase)
@@ -116,7 +117,7 @@ impl State {
 }
 
 impl Manager {
-    /// Writes what `changes` names, until stopped.
+    /// Writes the statuses and mirror pods that `changes` names to the API server, until stopped.
     pub async fn run(self, changes: Receiver<Change>, stop: StopToken) {
         let mut state = State::default();
         loop {
@@ -170,7 +171,8 @@ impl Manager {
         stop.unless_stopped(change.or(registered).or(retry)).await.flatten()
     }
 
-    /// `is_retry`: what another writer has changed is written too.
+    /// Carries out one change: writes a pod's status, or keeps its mirror pod. What fails is
+    /// postponed. `is_retry`: what another writer has changed is written too.
     async fn take(&self, change: Change, since: Duration, is_retry: bool, state: &mut State) {
         match &change {
             Change::Status(uid) => {
@@ -206,6 +208,8 @@ impl Manager {
         }
     }
 
+    /// Carries out one step for a static pod's mirror pod. A mirror pod is created only once the
+    /// Node is registered.
     async fn keep_mirror(&self, name: &str, step: Step, state: &mut State) -> Result<(), Error> {
         let pod = match &step {
             Step::Create(pod) => pod,

@@ -11,7 +11,7 @@ use super::settle::{self, keep_transition};
 use super::terminate::is_terminal;
 use crate::strategic_merge::{changed_list, changed_members};
 
-/// The status that the server should have, which has `live`.
+/// Computes a pod's status for the server from the one that it has (`live`) and the kubelet's own.
 pub fn merged(live: &core::PodStatus, report: &Report, now: &Time) -> core::PodStatus {
     let own = &*report.status;
     let mut merged = core::PodStatus {
@@ -55,7 +55,7 @@ pub fn merged(live: &core::PodStatus, report: &Report, now: &Time) -> core::PodS
     merged
 }
 
-/// A pod in a terminal phase is not ready.
+/// Sets the conditions of readiness of a pod in a terminal phase to false.
 fn set_unready(status: &mut core::PodStatus, now: &Time) {
     let reason = status.phase.as_deref().and_then(conditions::terminal_reason);
     let Some(reason) = reason else { return };
@@ -71,7 +71,8 @@ fn set_unready(status: &mut core::PodStatus, now: &Time) {
     }
 }
 
-/// The patch that makes `new` of the status `old` of the pod of this uid; `None`: they are equal.
+/// Returns the patch that makes `new` of the status `old` of the pod of this uid; `None`: they are
+/// equal.
 pub fn patch(uid: &str, old: &core::PodStatus, new: &core::PodStatus) -> Option<Value> {
     let (old, new) = (settle::value(old), settle::value(new));
     let mut status = changed_members(&old, &new);

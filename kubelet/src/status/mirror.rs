@@ -35,14 +35,14 @@ pub struct Names<'a> {
     pub may_delete: bool,
 }
 
-/// Whether the mirror pod shows this state of the static pod. Upstream: `IsMirrorPodOf`.
+/// Returns whether the mirror pod shows this state of the static pod. Upstream: `IsMirrorPodOf`.
 pub fn is_mirror_of(mirror: &Pod, pod: &Pod) -> bool {
     let hash = mirror.annotation(CONFIG_MIRROR);
     mirror.full_name() == pod.full_name() && hash.is_some() && hash == pod.annotation(CONFIG_HASH)
 }
 
 impl Names<'_> {
-    /// `None`: nothing, for now.
+    /// Decides what to do about a mirror pod. `None`: nothing, for now.
     pub fn step(&self) -> Option<Step> {
         match (self.pod, self.mirror) {
             (None, Some(mirror)) if self.may_delete => Some(Step::Delete(mirror.clone())),
@@ -57,7 +57,7 @@ impl Names<'_> {
     }
 }
 
-/// The mirror pod of a static pod of this Node; `None`: the Node has no uid.
+/// Builds the mirror pod of a static pod of this Node; `None`: the Node has no uid.
 fn definition(pod: &Pod, node: &core::Node) -> Option<Pod> {
     let mut mirror = pod.clone();
     let hash = pod.annotation(CONFIG_HASH).unwrap_or_default().to_owned();

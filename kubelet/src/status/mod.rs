@@ -44,9 +44,9 @@ pub enum Change {
 
 /// What the kubelet knows of its pods.
 pub trait Pods: Send + Sync {
-    /// `None`: no source has the pod, or it has no status yet.
+    /// Returns the report of a pod. `None`: no source has the pod, or it has no status yet.
     fn report(&self, uid: &Uid) -> Option<Report>;
 
-    /// What to do about the mirror pod of this full name; `None`: nothing, for now.
+    /// Returns what to do about the mirror pod of this full name; `None`: nothing, for now.
     fn mirror_step(&self, full_name: &str) -> Option<mirror::Step>;
 }

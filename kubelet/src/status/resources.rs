@@ -36,8 +36,8 @@ fn set_cpu(list: &mut List, actual: i64, smallest: i64) {
     }
 }
 
-/// What a running container has. `allocated`: what it is to have; `actuated`: what it was given;
-/// `before`: what its last status shows.
+/// Computes the resources in the status of a running container. `allocated`: what it is to have;
+/// `actuated`: what it was given; `before`: what its last status shows.
 pub(super) fn of_container(
     allocated: &ResourceRequirements,
     reported: Reported,
@@ -90,8 +90,8 @@ pub(super) fn of_container(
     resources
 }
 
-/// The requests or limits of all resources of a pod, with its overhead.
-/// Upstream: `PodRequests`, `PodLimits`.
+/// Sums the requests or limits of all resources of a pod, with its overhead. Upstream:
+/// `PodRequests`, `PodLimits`.
 pub(super) fn total(pod: &Pod, is_limit: bool) -> List {
     let overhead = pod.spec().overhead.as_ref();
     let containers = pod.all_containers().map(|container| container.resources.as_ref());
@@ -111,8 +111,8 @@ pub(super) fn total(pod: &Pod, is_limit: bool) -> List {
     names.into_iter().map(amount).collect()
 }
 
-/// What a pod has. `limits`: what its cgroup limits, once it runs; `before`: what its last status
-/// shows.
+/// Computes the resources in the status of a pod. `limits`: what its cgroup limits, once it runs;
+/// `before`: what its last status shows.
 pub(super) fn of_pod_itself(
     pod: &Pod,
     limits: Option<&PodLimits>,

@@ -37,7 +37,8 @@ pub fn settle(
     normalize(pod, status);
 }
 
-/// Upstream: `updateLastTransitionTime`.
+/// Sets the time at which a condition last changed: that of the old one if it has the same status,
+/// else now. Upstream: `updateLastTransitionTime`.
 pub fn keep_transition(
     condition: &mut core::PodCondition,
     old: Option<&core::PodStatus>,
@@ -50,7 +51,8 @@ pub fn keep_transition(
     };
 }
 
-/// The server stores whole seconds: a finer time would be written again and again.
+/// Truncates a time to whole seconds, which the server stores: a finer time would be written again
+/// and again.
 fn truncate(time: &mut Option<Time>) {
     if let Some(Time(time)) = time {
         let seconds = Timestamp::from_secs(time.as_second());
@@ -58,7 +60,8 @@ fn truncate(time: &mut Option<Time>) {
     }
 }
 
-/// The server stores amounts in their canonical form. Those that are malformed stay.
+/// Rewrites amounts in the canonical form in which the server stores them. Those that are malformed
+/// stay.
 fn make_canonical(list: &mut Option<BTreeMap<String, ListedQuantity>>) {
     for amount in list.iter_mut().flat_map(BTreeMap::values_mut) {
         if let Ok(parsed) = amount.0.parse::<Quantity>() {
@@ -115,13 +118,15 @@ fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     }
 }
 
-/// The JSON of a status without empty texts and lists, which the server may leave out.
+/// Returns the JSON of a status without empty texts and lists, which the server may leave out.
 pub fn value(status: &core::PodStatus) -> Value {
     let mut value = serde_json::to_value(status).unwrap_or_default();
     prune(&mut value);
     value
 }
 
+/// Removes null, empty texts and empty lists from a value, so that statuses compare equal with and
+/// without them.
 fn prune(value: &mut Value) {
     match value {
         Value::Object(members) => {
@@ -138,7 +143,7 @@ fn prune(value: &mut Value) {
     }
 }
 
-/// Whether two statuses say the same, as far as they are the kubelet's.
+/// Returns whether two statuses say the same, as far as they are the kubelet's.
 pub fn is_same(one: &core::PodStatus, other: &core::PodStatus) -> bool {
     let said = |status: &core::PodStatus| {
         let all = status.conditions.iter().flatten();

@@ -4,13 +4,13 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::pod::{Pod, PodExt, is_restartable_init};
 
-/// Whether no container of a pod in this phase runs again.
+/// Returns whether no container of a pod in this phase runs again.
 pub fn is_terminal(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Containers whose end was not seen have failed, and so has a pod that has no terminal phase yet.
-/// As upstream, a static pod keeps its phase.
+/// Marks containers whose end was not seen as failed, and the pod too if it has no terminal phase
+/// yet. As upstream, a static pod keeps its phase.
 pub fn terminate(pod: &Pod, status: &mut core::PodStatus) {
     if is_initialized(pod, status) {
         status.container_statuses.iter_mut().flatten().for_each(set_unknown);
@@ -34,6 +34,7 @@ fn ended(state: &Option<core::ContainerState>) -> bool {
     state.as_ref().is_some_and(|state| state.terminated.is_some())
 }
 
+/// Marks a container as ended with an unknown outcome, unless it is known to have ended.
 fn set_unknown(status: &mut core::ContainerStatus) {
     if ended(&status.state) {
         return;
@@ -49,7 +50,7 @@ fn set_unknown(status: &mut core::ContainerStatus) {
         Some(core::ContainerState { terminated: Some(terminated), ..Default::default() });
 }
 
-/// Whether a regular container may have run. Upstream: `hasPodInitialized`.
+/// Returns whether a regular container may have run. Upstream: `hasPodInitialized`.
 fn is_initialized(pod: &Pod, status: &core::PodStatus) -> bool {
     let Some(last) = pod.init_containers().last() else { return true };
     let mut containers = status.container_statuses.iter().flatten();

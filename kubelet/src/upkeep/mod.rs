@@ -38,7 +38,7 @@ const IMMEDIATE_GRACE: i64 = 1;
 /// Upstream: `ImageGCPeriod`.
 const IMAGE_PERIOD: Duration = Duration::from_secs(300);
 
-/// When images go, by the configuration.
+/// Reads from the configuration when images are removed.
 ///
 /// # Errors
 /// One that names the field and flag.
@@ -62,7 +62,7 @@ pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, Error> 
     Ok(gc::Policy { high_percent: high, low_percent: low, min_age, max_age })
 }
 
-/// When logs are rotated; `None`: never.
+/// Reads from the configuration when logs are rotated; `None`: never.
 ///
 /// # Errors
 /// One that names the field.
@@ -111,7 +111,7 @@ pub struct Evictions {
     pub image_folder: parking_lot::Mutex<Option<String>>,
 }
 
-/// When pods go, by the configuration.
+/// Reads from the configuration when pods are evicted.
 ///
 /// # Errors
 /// One that names the field or the signal.
@@ -163,7 +163,7 @@ impl Upkeep {
         stop.unless_stopped(collection.or(rotation).or(self.cgroups())).await;
     }
 
-    /// Before, no pod is known to be gone.
+    /// Waits until all sources have been read: before, no pod is known to be gone.
     async fn wait_for_sources(&self) {
         let clock = &self.kubelet.manager().clock;
         while !self.kubelet.has_seen_all() {
@@ -217,7 +217,7 @@ impl Upkeep {
         }
     }
 
-    /// Upstream: `managerImpl.Start`.
+    /// Evicts pods periodically. Upstream: `managerImpl.Start`.
     async fn evictions(&self) {
         let clock = &self.kubelet.manager().clock;
         let mut measured = None;
@@ -230,8 +230,8 @@ impl Upkeep {
         }
     }
 
-    /// One round: at most one pod goes for a resource of the node. `measured`: when local limits were
-    /// compared last. Upstream: `synchronize`.
+    /// Does one round of evictions: at most one pod goes for a resource of the node. `measured`:
+    /// when local limits were compared last. Upstream: `synchronize`.
     async fn evict(&self, measured: &mut Option<Duration>) -> Result<(), Error> {
         let now = self.kubelet.manager().clock.monotonic();
         let thresholds = self.evictions.watch.lock().thresholds().to_vec();
@@ -361,7 +361,7 @@ impl Upkeep {
         }
     }
 
-    /// What the signals show, and whether images have a disk of their own.
+    /// Reads what the signals show, and whether images have a disk of their own.
     async fn observe(&self) -> Result<(Observations, bool), Error> {
         let manager = self.kubelet.manager();
         let known = self.evictions.image_folder.lock().clone();
@@ -379,6 +379,7 @@ impl Upkeep {
         observed.await.map_err(Error::Eviction)
     }
 
+    /// Removes images periodically, when the disk is full or they are old.
     async fn images(&self) {
         if self.keeps_images {
             log::info!(

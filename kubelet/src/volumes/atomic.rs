@@ -66,8 +66,8 @@ pub fn write(
     Ok(())
 }
 
-/// The folder of files that `..data` leads to. `None`: it leads to anything else, which is not the
-/// kubelet's to compare or remove.
+/// Returns the folder of files that `..data` leads to. `None`: it leads to anything else, which is
+/// not the kubelet's to compare or remove.
 fn folder_in(volume: &Path, target: &Path) -> Option<PathBuf> {
     let mut parts = target.components();
     let (Some(Component::Normal(name)), None) = (parts.next(), parts.next()) else { return None };
@@ -83,7 +83,8 @@ fn absent_is_fine(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// Upstream: `validatePath`.
+/// Checks that each path of the files is relative, short enough, and stays in the volume. Upstream:
+/// `validatePath`.
 fn check(payload: &Payload) -> Result<(), Error> {
     let invalid = |fault: String| Err(Error::InvalidPath(format!("invalid path: {fault}")));
     for path in payload.keys() {
@@ -114,7 +115,7 @@ fn check(payload: &Payload) -> Result<(), Error> {
     Ok(())
 }
 
-/// The first parts of the paths, with the owner of a file there.
+/// Returns the first parts of the paths, with the owner of a file there.
 fn visible_names(payload: &Payload) -> BTreeMap<PathBuf, Option<u32>> {
     let visible = |(path, file): (&PathBuf, &File)| {
         let name = path.iter().find(|part| *part != ".")?;
@@ -192,7 +193,7 @@ fn give_to_group(path: &Path, group: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the visible names.
+/// Makes the links by which the visible names lead to the current files.
 fn link(
     folder: &Path,
     visible: &BTreeMap<PathBuf, Option<u32>>,

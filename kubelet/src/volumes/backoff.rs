@@ -13,14 +13,15 @@ pub(super) struct Backoff {
 }
 
 impl Backoff {
-    /// A failure at a time of the monotonic clock. Returns the delay until the next attempt.
+    /// Records a failure at a time of the monotonic clock. Returns the delay until the next
+    /// attempt.
     pub(super) fn fail(&mut self, now: Duration) -> Duration {
         self.delay = (self.delay * 2).clamp(FIRST, LONGEST);
         self.until = now + self.delay;
         self.delay
     }
 
-    /// The time until the next attempt; zero: now.
+    /// Returns the time until the next attempt; zero: now.
     pub(super) fn remaining(&self, now: Duration) -> Duration {
         self.until.saturating_sub(now)
     }

@@ -47,7 +47,7 @@ impl Bound {
         mode(&self.volume) == "Block"
     }
 
-    /// Whether the volume can be used on a node. Upstream: `CheckNodeAffinity`.
+    /// Returns whether the volume can be used on a node. Upstream: `CheckNodeAffinity`.
     pub fn is_for(&self, node: &core::Node) -> bool {
         let affinity = self.volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
         let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else {
@@ -121,7 +121,8 @@ pub(super) async fn bound(
     Ok(bound)
 }
 
-/// The name of the volume of a claim. Upstream: `getPVCExtractPV`.
+/// Returns the name of the volume of a claim, which must be bound and not be going. Upstream:
+/// `getPVCExtractPV`.
 fn check_claim(claim: &core::PersistentVolumeClaim) -> Result<String, Error> {
     let is_protected =
         claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);
@@ -136,13 +137,13 @@ fn check_claim(claim: &core::PersistentVolumeClaim) -> Result<String, Error> {
     name.filter(|name| !name.is_empty()).ok_or(Error::ClaimWithoutVolume)
 }
 
-/// Upstream: `ephemeral.VolumeIsForPod`.
+/// Returns whether the pod owns the claim. Upstream: `ephemeral.VolumeIsForPod`.
 fn is_of_pod(claim: &core::PersistentVolumeClaim, pod: &Pod) -> bool {
     let mut owners = claim.metadata.owner_references.iter().flatten();
     owners.any(|owner| owner.controller == Some(true) && owner.uid == *pod.uid())
 }
 
-/// Upstream: `getPVSpec`.
+/// Checks that the volume is bound to this very claim. Upstream: `getPVSpec`.
 fn check_volume(bound: &Bound) -> Result<(), Error> {
     let name = || bound.name().to_owned();
     let claim_ref = bound.volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
@@ -155,7 +156,7 @@ fn check_volume(bound: &Bound) -> Result<(), Error> {
     }
 }
 
-/// A volume of files is mounted, one of blocks is a device.
+/// Checks that a volume of files is only mounted, and that one of blocks is only a device.
 fn check_mode(pod: &Pod, volume: &str, mode: &str) -> Result<(), Error> {
     let fault = |list| Error::WrongMode { volume: volume.to_owned(), mode: mode.to_owned(), list };
     let is_mounted = pod

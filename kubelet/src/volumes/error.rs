@@ -169,13 +169,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// For `map_err` of the errors of a path.
+    /// Converts an error at a path, for `map_err`.
     pub(super) fn at(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Error {
         let path = path.into();
         move |source| Error::Path { path, source }
     }
 
-    /// For `map_err` of the errors of a step of a volume.
+    /// Converts an error in a step of a volume, for `map_err`.
     pub(super) fn in_step(step: &'static str, name: &str) -> impl Fn(Error) -> Error {
         let name = name.to_owned();
         move |cause| Error::Step { step, name: name.clone(), cause: cause.into() }

@@ -34,7 +34,7 @@ struct Plan {
     has_status: bool,
 }
 
-/// Whether a volume is larger than its claim says, and this node has to do the rest.
+/// Returns whether a volume is larger than its claim says, and this node has to do the rest.
 pub(super) fn is_due(bound: &Bound) -> bool {
     plan(bound).is_some()
 }
@@ -44,7 +44,9 @@ fn size(all: Option<&BTreeMap<String, ApiQuantity>>) -> Option<(Quantity, ApiQua
     Some((quantity.0.parse().ok()?, quantity.clone()))
 }
 
-/// Upstream: `expandVolumeDuringMount`, `checkForRecoveryFromExpansion`, `runPreCheck`.
+/// Decides whether the node has to expand a CSI volume for its claim, and to which size. `None`: it
+/// need not, or the expansion is not at the node yet. Upstream: `expandVolumeDuringMount`,
+/// `checkForRecoveryFromExpansion`, `runPreCheck`.
 fn plan(bound: &Bound) -> Option<Plan> {
     if bound.read_only || bound.volume.spec.as_ref()?.csi.is_none() {
         return None;
@@ -73,7 +75,8 @@ enum Progress<'a> {
     Failed { text: &'a str, is_infeasible: bool },
 }
 
-/// The change of a claim's status. `now`: the time of a new condition.
+/// Builds the change of a claim's status that reports the progress of its expansion. `now`: the
+/// time of a new condition.
 fn change(claim: &core::PersistentVolumeClaim, progress: Progress<'_>, now: &str) -> Value {
     let status = claim.status.clone().unwrap_or_default();
     let conditions = status.conditions.unwrap_or_default();
@@ -192,7 +195,8 @@ impl Inner {
     }
 }
 
-/// Upstream: `isInfeasibleError`.
+/// Returns whether a driver's error means that the expansion can never succeed. Upstream:
+/// `isInfeasibleError`.
 fn is_infeasible(error: &csi::Error) -> bool {
     matches!(error.code(), Some(Code::InvalidArgument | Code::OutOfRange | Code::NotFound))
 }

@@ -28,13 +28,14 @@ struct State {
 }
 
 impl VolumesInUse {
-    /// What an earlier kubelet has left is known now.
+    /// Adds the volumes that an earlier kubelet has left in use: from now on the names are known.
     pub(super) fn begin(&self, names: impl IntoIterator<Item = String>) {
         self.0.state.lock().names.get_or_insert_default().extend(names);
         notify_all(&self.0.changed);
     }
 
-    /// A pod needs a volume. Returns whether the API server knows already that it is in use.
+    /// Records that a pod needs a volume. Returns whether the API server knows already that it is
+    /// in use.
     pub(super) fn add(&self, name: &str) -> bool {
         let mut state = self.0.state.lock();
         let is_reported = state.reported.contains(name);
@@ -44,7 +45,7 @@ impl VolumesInUse {
         is_reported
     }
 
-    /// Nothing uses a volume any more.
+    /// Records that nothing uses a volume any more.
     pub(super) fn remove(&self, name: &str) {
         let mut state = self.0.state.lock();
         state.reported.remove(name);
@@ -53,12 +54,12 @@ impl VolumesInUse {
         }
     }
 
-    /// Their names, in order; `None`: they are not known yet.
+    /// Lists the names of the volumes in order; `None`: they are not known yet.
     pub fn names(&self) -> Option<Vec<String>> {
         Some(self.0.state.lock().names.as_ref()?.iter().cloned().collect())
     }
 
-    /// The API server knows now that these are in use, and no others.
+    /// Records that the API server knows that these volumes are in use, and no others.
     pub fn mark_reported(&self, names: &[String]) {
         let mut state = self.0.state.lock();
         let known: BTreeSet<String> = names.iter().cloned().collect();
@@ -71,12 +72,13 @@ impl VolumesInUse {
         }
     }
 
-    /// Waits for a change of the names.
+    /// Returns a listener that wakes when the names change.
     pub fn changed(&self) -> EventListener {
         self.0.changed.listen()
     }
 
-    /// Waits for a report.
+    /// Returns a listener that wakes when [`Self::mark_reported`] changes what the API server
+    /// knows.
     pub(super) fn reported(&self) -> EventListener {
         self.0.reported.listen()
     }

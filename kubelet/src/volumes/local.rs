@@ -67,7 +67,7 @@ pub(super) fn mount(
     }
 }
 
-/// The path of a local volume that containers have as a device. Blocks.
+/// Returns the path of a local volume that containers have as a device. Blocks.
 ///
 /// # Errors
 /// It is no block device.
@@ -80,7 +80,8 @@ pub(super) fn device(source: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Upstream: `ValidatePathNoBacksteps`.
+/// Returns the absolute path of a local volume, which must not contain `..`. Upstream:
+/// `ValidatePathNoBacksteps`.
 fn checked(source: &str) -> Result<PathBuf, Error> {
     let path = Path::new("/").join(source);
     match !source.is_empty() && source.split('/').all(|part| part != "..") {
@@ -89,12 +90,14 @@ fn checked(source: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Whether another pod has the folder mounted, by the kernel's table: a file system whose server is
-/// gone is not asked. Upstream: `GetMountRefs`.
+/// Returns whether another pod has the folder mounted, by the kernel's table: a file system whose
+/// server is gone is not asked. Upstream: `GetMountRefs`.
 fn is_used(source: &Path, pods: &Path) -> io::Result<bool> {
     is_mounted_below(&fs::read_to_string("/proc/self/mountinfo")?, source, pods)
 }
 
+/// Tests whether what lies at `source` is also mounted somewhere below `pods`. `table` is the text
+/// of a mountinfo.
 fn is_mounted_below(table: &str, source: &Path, pods: &Path) -> io::Result<bool> {
     let (source, pods) = (source.canonicalize()?, pods.canonicalize()?);
     // The device, the part of it that is mounted, and where.

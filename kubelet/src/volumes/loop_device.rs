@@ -33,7 +33,7 @@ pub(super) fn end(file: &Path) -> io::Result<()> {
     absent_is_fine(fs::remove_file(file))
 }
 
-/// The loop devices of a file. `blocks`: the folder of the kernel's block devices.
+/// Finds the loop devices of a file. `blocks`: the folder of the kernel's block devices.
 fn of_file(blocks: &Path, file: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for block in entries(blocks)? {

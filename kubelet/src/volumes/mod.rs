@@ -132,7 +132,7 @@ fn fs_group(pod: &Pod) -> Option<u32> {
     u32::try_from(group).ok()
 }
 
-/// The path and the text of a file in a volume, for a variable. Blocks.
+/// Reads the path and the text of a file in a volume, for a variable. Blocks.
 ///
 /// # Errors
 /// Upstream's messages.
@@ -207,7 +207,7 @@ pub fn mounts(
     Ok(mounts)
 }
 
-/// The devices of a container that are volumes. Upstream: `makeBlockVolumes`.
+/// Builds the devices of a container that are volumes. Upstream: `makeBlockVolumes`.
 ///
 /// # Errors
 /// A volume is no device.
@@ -250,7 +250,7 @@ fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
     }
 }
 
-/// The part of its volume that a mount asks for; empty: all of it.
+/// Returns the part of its volume that a mount asks for; empty: all of it.
 fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, Error> {
     let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
         "" => mount.sub_path.clone().unwrap_or_default(),
@@ -284,7 +284,7 @@ pub fn pod_of_logs(folder: &str) -> Option<Uid> {
     folder.splitn(3, '_').nth(2).and_then(Uid::parse)
 }
 
-/// The content of a pod's `/etc/hosts`. Upstream: `managedHostsFileContent`.
+/// Builds the content of a pod's `/etc/hosts`. Upstream: `managedHostsFileContent`.
 pub fn hosts(pod: &Pod, ips: &[String], name: &PodName) -> String {
     let mut text = "# Kubernetes-managed hosts file.\n127.0.0.1\tlocalhost\n\
                     ::1\tlocalhost ip6-localhost ip6-loopback\nfe00::0\tip6-localnet\n\

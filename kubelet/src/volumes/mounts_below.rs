@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, mount_change};
 
-/// The points below a folder where something is mounted, the oldest first. A link in place of the
-/// folder is not followed; links may lead to the folder above it. Blocks.
+/// Lists the points below a folder where something is mounted, the oldest first. A link in place of
+/// the folder is not followed; links may lead to the folder above it. Blocks.
 ///
 /// # Errors
 /// The table cannot be read.
@@ -19,8 +19,8 @@ pub(super) fn mounts_below(folder: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(points()?.into_iter().filter(|at| *at != folder && at.starts_with(&folder)).collect())
 }
 
-/// Whether something is mounted at a path. It is not opened: a server that is gone does not matter.
-/// Blocks.
+/// Returns whether something is mounted at a path. It is not opened: a server that is gone does not
+/// matter. Blocks.
 ///
 /// # Errors
 /// The table cannot be read.
@@ -42,7 +42,7 @@ pub(super) fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The path as the table has it, without following a link at its end.
+/// Returns the path as the table has it, without following a link at its end.
 fn real(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     match parent.canonicalize() {
@@ -57,7 +57,7 @@ fn points() -> io::Result<Vec<PathBuf>> {
     Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(mount_point).collect())
 }
 
-/// The path of a field of the kernel's table, which has some characters as octal numbers.
+/// Decodes the path of a field of the kernel's table, which has some characters as octal numbers.
 pub(super) fn mount_point(field: &str) -> PathBuf {
     let mut path = Vec::with_capacity(field.len());
     let mut rest = field.as_bytes();

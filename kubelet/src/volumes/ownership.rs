@@ -50,6 +50,7 @@ pub(super) fn apply(volume: &Path, group: u32, only_if_needed: bool) -> io::Resu
     Ok(())
 }
 
+/// Returns whether the volume's root does not yet belong to the group with the needed rights.
 /// Upstream: `requiresPermissionChange`.
 fn is_needed(root: &Stat, group: u32) -> bool {
     let wanted = READ_WRITE | ENTER;
@@ -59,13 +60,14 @@ fn is_needed(root: &Stat, group: u32) -> bool {
         || root.st_mode & SET_GID == 0
 }
 
-/// Upstream: `changeFilePermission`.
+/// Changes the group of one file, and logs a failure. Upstream: `changeFilePermission`.
 fn change(volume: &Path, at: impl AsFd, name: impl Arg + Copy + Debug, group: u32) {
     if let Err(error) = try_change(at, name, group) {
         log::error!("{name:?} of volume {} has not got its group: {error}", volume.display());
     }
 }
 
+/// Gives one file or folder to the group, which may then read and write it. A link keeps its mode.
 fn try_change(at: impl AsFd, name: impl Arg, group: u32) -> io::Result<()> {
     // Without a link in its place.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;

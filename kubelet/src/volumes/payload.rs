@@ -23,7 +23,7 @@ pub struct Written {
     pub files: Payload,
 }
 
-/// The kind of a volume that the kubelet writes; `None`: it is another one.
+/// Returns the kind of a volume that the kubelet writes; `None`: it is another one.
 pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
     match volume {
         volume if volume.config_map.is_some() => Some("configmap"),
@@ -34,7 +34,7 @@ pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
     }
 }
 
-/// The files of a volume; `None`: it is of another kind.
+/// Builds the files of a volume; `None`: it is of another kind.
 ///
 /// # Errors
 /// What is missing.
@@ -74,7 +74,7 @@ pub fn of(
     Ok(Some(Written { kind, in_memory: matches!(kind, "secret" | "projected"), files }))
 }
 
-/// The files of all sources; later ones win.
+/// Collects the files of all sources; later ones win.
 fn projected_files(
     pod: &Pod,
     sources: &[core::VolumeProjection],
@@ -124,6 +124,8 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// Builds the files of a ConfigMap or Secret: those of its items, else all. An optional object
+    /// that does not exist has none.
     fn files(&self, pod: &Pod, objects: &PodObjects) -> Result<Payload, Error> {
         let is_optional = self.optional == Some(true);
         let none = Contents::default();
@@ -161,8 +163,8 @@ fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
     File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777, owner: None }
 }
 
-/// The file of a token: its user alone reads it where all containers have one user, its group where
-/// the pod has a group of files.
+/// Builds the file of a token: its user alone reads it where all containers have one user, its
+/// group where the pod has a group of files.
 fn token_file(
     pod: &Pod,
     source: &core::ServiceAccountTokenProjection,
@@ -177,8 +179,8 @@ fn token_file(
     Ok(Payload::from([(clean(&source.path), file)]))
 }
 
-/// The user that all containers have; `None`: they have several, or one does not name its user.
-/// Upstream: `FsUserFrom`.
+/// Returns the user that all containers have; `None`: they have several, or one does not name its
+/// user. Upstream: `FsUserFrom`.
 fn user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let mut users = pod.all_containers().map(|container| {
@@ -189,11 +191,12 @@ fn user(pod: &Pod) -> Option<u32> {
     users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok())?
 }
 
-/// A path without `.` and doubled slashes; `..` stays, and is refused when it is written.
+/// Returns the path without `.` and doubled slashes; `..` stays, and is refused when it is written.
 fn clean(path: &str) -> PathBuf {
     Path::new(path).components().filter(|part| part.as_os_str() != ".").collect()
 }
 
+/// Builds the files of a downward API volume, or of such a source of a projected one.
 fn downward_files(
     pod: &Pod,
     items: Option<&[core::DownwardAPIVolumeFile]>,
@@ -217,8 +220,8 @@ fn downward_files(
     Ok(files)
 }
 
-/// The folders that a volume needs so that other volumes can be mounted in it: it is read-only for
-/// the container. Upstream: `getNestedMountpoints`.
+/// Lists the folders that a volume needs so that other volumes can be mounted in it: it is
+/// read-only for the container. Upstream: `getNestedMountpoints`.
 pub fn nested(pod: &Pod, volume: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for container in pod.all_containers() {

@@ -35,7 +35,7 @@ struct Mount {
     is_shared: bool,
 }
 
-/// The mount on which a folder lies, by the content of `mountinfo`.
+/// Finds the mount on which a folder lies, by the content of `mountinfo`.
 fn mount_of(table: &str, folder: &Path) -> Option<Mount> {
     // A later mount lies on top of an earlier one.
     table.lines().rev().find_map(|line| {

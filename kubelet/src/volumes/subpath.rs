@@ -55,7 +55,7 @@ pub fn bind(volume: &Path, path: &Path, target: &Path) -> Result<(), Fault> {
     mount_at(&found, target).map_err(fault("prepare subPath"))
 }
 
-/// The text of a file of a volume. Links lead to parts of the volume only. Blocks.
+/// Reads the text of a file of a volume. Links lead to parts of the volume only. Blocks.
 ///
 /// # Errors
 /// When it is not a file, has more than [`MAX_TEXT`] bytes, or is not UTF-8.
@@ -115,6 +115,7 @@ fn make(root: &OwnedFd, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Mounts what was found at the target, in place of what is mounted there, unless it is the same.
 fn mount_at(found: &OwnedFd, target: &Path) -> io::Result<()> {
     let status = fstat(found)?;
     if is_same(&status, target) {
@@ -135,7 +136,7 @@ fn mount_at(found: &OwnedFd, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A folder is mounted on a folder, everything else on a file.
+/// Makes the target of a mount: a folder is mounted on a folder, everything else on a file.
 fn prepare(target: &Path, is_folder: bool) -> io::Result<()> {
     match fs::symlink_metadata(target) {
         Ok(old) if old.is_dir() == is_folder => return Ok(()),

@@ -86,7 +86,7 @@ fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Blocks.
+/// Unmounts or removes a volume of any kind but CSI from its place in the pod's folder. Blocks.
 fn undo_plain(volume: Found) -> Result<(), Error> {
     match volume {
         Found::Own(folder) => {

@@ -33,7 +33,7 @@ fn account_name(pod: &Value) -> &str {
     }
 }
 
-/// Whether objects of this kind need an account: pods, where accounts are served.
+/// Returns whether objects of this kind need an account: pods, where accounts are served.
 pub fn is_needed(registry: &Registry, kind: &Kind) -> bool {
     is_pod(kind) && registry.find("", "v1", ACCOUNTS).is_some()
 }
@@ -56,7 +56,8 @@ pub async fn await_default(store: &Store, clock: &SharedClock, call: &Call, payl
     }
 }
 
-/// The account of a new pod; `None` when the pod needs none. Errors: 403 when it does not exist.
+/// Returns the service account of a new pod, or `None` for a mirror pod, which has none. Errors:
+/// 403 when it does not exist.
 pub fn account_of(store: &Store, kind: &Kind, pod: &Value) -> ApiResult<Option<Arc<Stored>>> {
     if pod.pointer(MIRROR).is_some() {
         return match text(pod, "/spec/serviceAccountName") {
@@ -100,6 +101,8 @@ fn push(object: &mut Value, key: &str, item: Value) {
     }
 }
 
+/// Mounts the service account's token at `MOUNT_PATH` in each container that mounts nothing there.
+/// Uses the pod's own token volume if it has one, else adds a projected volume to the pod.
 fn mount_token(spec: &mut Value) {
     let volumes = list(spec, "/volumes").iter().map(|volume| text(volume, "/name"));
     let known = volumes.into_iter().find(|name| name.starts_with(VOLUME)).map(str::to_owned);

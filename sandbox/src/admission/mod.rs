@@ -26,7 +26,7 @@ fn is_core(kind: &Kind, plural: &str) -> bool {
     kind.resource.group.is_empty() && kind.resource.plural == plural
 }
 
-/// The 403 of a plugin that refuses `object`.
+/// Returns the 403 of a plugin that refuses `object`.
 pub fn forbidden(kind: &Kind, object: &Value, why: &str) -> ApiError {
     let named = ["/metadata/name", "/metadata/generateName"].map(|at| text(object, at));
     let name = named.into_iter().find(|name| !name.is_empty()).unwrap_or("Unknown");

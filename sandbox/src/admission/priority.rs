@@ -20,6 +20,7 @@ pub fn prioritize(store: &Store, kind: &Kind, pod: &mut Value) -> ApiResult<()> 
     }
     let name = text(pod, "/spec/priorityClassName").to_owned();
     let class = match name.as_str() {
+        // They are built in, with fixed priorities: see `kinds::pod::prepare_create`.
         "system-node-critical" | "system-cluster-critical" => return Ok(()),
         "" => default_class(store),
         name => match store.get(PRIORITY_CLASSES, name) {
@@ -46,7 +47,7 @@ pub fn prioritize(store: &Store, kind: &Kind, pod: &mut Value) -> ApiResult<()> 
     Ok(())
 }
 
-/// The default class for pods that name none; of several defaults, the lowest.
+/// Returns the default class for pods that name none; of several defaults, the lowest.
 fn default_class(store: &Store) -> Option<Arc<Stored>> {
     let keep = |class: &Stored| class.value["globalDefault"] == true;
     let page = store.list(PRIORITY_CLASSES, "", None, usize::MAX, None, &keep).ok()?;

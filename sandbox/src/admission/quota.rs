@@ -19,8 +19,8 @@ pub const QUOTAS: &str = "resourcequotas";
 const REQUIRED: [&str; 6] =
     ["cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory"];
 
-/// The quotas of the call's namespace that an object is charged to. `before`: the object before an
-/// update; quotas that counted it then are left out.
+/// Returns the quotas of the call's namespace that an object is charged to. `before`: the object
+/// before an update; quotas that counted it then are left out.
 pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Stored>> {
     if call.namespace.is_empty() {
         return Vec::new();
@@ -31,7 +31,8 @@ pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Sto
     page.map(|page| page.items).unwrap_or_default()
 }
 
-/// Whether an update brings a pod into the scope of other quotas. Upstream: `podEvaluator.Handles`.
+/// Returns whether an update brings a pod into the scope of other quotas. Upstream:
+/// `podEvaluator.Handles`.
 pub fn changes_scope(kind: &Kind, new: &Value, old: &Value) -> bool {
     let ends =
         |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);
@@ -44,9 +45,9 @@ fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
     quota.scopes().iter().all(|scope| evaluator.is_in_scope(scope))
 }
 
-/// The new usage of the resources that the object is charged for, by the quota's status; `None`
-/// when the quota does not count the object. A quota without a status limits nothing yet. Errors:
-/// 403. Upstream: `CheckRequest`.
+/// Adds what the object uses to the usage in the quota's status, and returns the sums of the
+/// resources that change. Returns `None` when the quota does not count the object. A quota without
+/// a status limits nothing yet. Errors: 403. Upstream: `CheckRequest`.
 pub fn charge(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else {
         return Ok(None);
@@ -97,8 +98,8 @@ pub fn charge(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<Re
     Err(forbidden(kind, object, &why))
 }
 
-/// The limited resources that some container does not specify: `limits.cpu for: a,b; …`. Empty when
-/// the pod sets resources for itself as a whole. Upstream: `podEvaluator.Constraints`.
+/// Lists the limited resources that some container does not specify: `limits.cpu for: a,b; …`.
+/// Empty when the pod sets resources for itself as a whole. Upstream: `podEvaluator.Constraints`.
 fn unspecified(pod: &Value, limited: &[&Istr]) -> String {
     if has_pod_resources(pod) {
         return String::new();

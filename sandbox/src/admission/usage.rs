@@ -34,6 +34,7 @@ enum Measured {
 }
 
 impl<'a> Evaluator<'a> {
+    /// Creates the evaluator of an object; how it is measured depends on its kind.
     pub fn new(kind: &'a Kind, object: &'a Value) -> Evaluator<'a> {
         let measured = match &*kind.resource.plural {
             "pods" if is_core(kind, "pods") => Measured::Pod,
@@ -49,7 +50,7 @@ impl<'a> Evaluator<'a> {
         format!("count/{}", self.kind.resource)
     }
 
-    /// Whether quotas may limit `name` for this kind. Upstream: `MatchingResources`.
+    /// Returns whether quotas may limit `name` for this kind. Upstream: `MatchingResources`.
     pub fn measures(&self, name: &str) -> bool {
         if name == self.count_name() {
             return true;
@@ -75,6 +76,7 @@ impl<'a> Evaluator<'a> {
         }
     }
 
+    /// Returns what one object of the kind uses, by resource; it always includes the object count.
     /// Upstream: `Usage`.
     pub fn usage(&self) -> ResourceList {
         let mut usage = match self.measured {
@@ -91,8 +93,8 @@ impl<'a> Evaluator<'a> {
         usage
     }
 
-    /// Whether the object is in the scope. Scopes that do not apply to the kind, and malformed
-    /// ones, contain nothing. Upstream: `podMatchesScopeFunc`, `pvcMatchesScopeFunc`.
+    /// Returns whether the object is in the quota's `scope`. Scopes that do not apply to the kind,
+    /// and malformed ones, contain nothing. Upstream: `podMatchesScopeFunc`, `pvcMatchesScopeFunc`.
     pub fn is_in_scope(&self, scope: &ScopeRequirement) -> bool {
         let spec = &self.object["spec"];
         let has_deadline = || spec["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);
@@ -115,7 +117,8 @@ impl<'a> Evaluator<'a> {
     }
 }
 
-/// Whether the scope's requirement selects one of the classes; an empty name means no class.
+/// Returns whether the scope's requirement selects one of the classes; an empty name means no
+/// class.
 fn selects(scope: &ScopeRequirement, classes: &[&str]) -> bool {
     let Ok(selector) = scope.selector() else { return false };
     let mut named = classes.iter().filter(|class| !class.is_empty()).peekable();
@@ -138,20 +141,23 @@ fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
 
-/// Whether the pod sets resources for itself as a whole. Upstream: `IsPodLevelResourcesSet`.
+/// Returns whether the pod sets resources for itself as a whole. Upstream:
+/// `IsPodLevelResourcesSet`.
 pub fn has_pod_resources(pod: &Value) -> bool {
     ["requests", "limits"].into_iter().any(|part| {
         amounts(&pod["spec"]["resources"][part]).iter().any(|(name, _)| is_pod_level(name))
     })
 }
 
-/// A resource outside Kubernetes' own, or a device class. Upstream: `IsDRAExtendedResourceName`.
+/// Returns whether a resource is outside Kubernetes' own, or a device class. Upstream:
+/// `IsDRAExtendedResourceName`.
 fn is_extended(name: &str) -> bool {
     let is_native = !name.contains('/') || name.contains("kubernetes.io/");
     name.starts_with("deviceclass.resource.kubernetes.io/")
         || (!is_native && !name.starts_with("requests."))
 }
 
+/// Returns what a pod uses: its requests, with and without the prefix `requests.`, and its limits.
 /// Upstream: `podComputeUsageHelper`.
 fn pod_usage(pod: &Value) -> ResourceList {
     let mut usage = ResourceList::default();
@@ -172,9 +178,9 @@ fn pod_usage(pod: &Value) -> ResourceList {
     usage
 }
 
-/// The requests or limits of a new pod: the larger of the sum of the containers that run together
-/// and the need of the init containers; pod-level values replace that, and the overhead is added.
-/// Upstream: `PodRequests`, `PodLimits`.
+/// Returns the total requests or limits of a new pod: the larger of the sum of the containers that
+/// run together and the need of the init containers; pod-level values replace that, and the
+/// overhead is added. Upstream: `PodRequests`, `PodLimits`.
 fn pod_total(pod: &Value, part: &str) -> ResourceList {
     let of = |container: &Value| amounts(&container["resources"][part]);
     let mut running = ResourceList::default();
@@ -208,7 +214,8 @@ fn pod_total(pod: &Value, part: &str) -> ResourceList {
     total
 }
 
-/// Upstream: `qos.ComputePodQOS`.
+/// Returns whether no container, nor the pod as a whole, asks for CPU or memory. Upstream:
+/// `qos.ComputePodQOS`.
 fn is_best_effort(pod: &Value) -> bool {
     let asks = |resources: &Value| {
         ["requests", "limits"].into_iter().any(|part| {
@@ -225,7 +232,8 @@ fn is_best_effort(pod: &Value) -> bool {
     !containers.flat_map(|at| list(pod, at)).any(|container| asks(&container["resources"]))
 }
 
-/// Upstream: `usesCrossNamespacePodAffinity`.
+/// Returns whether a pod (anti-)affinity term names namespaces or selects them by label. Upstream:
+/// `usesCrossNamespacePodAffinity`.
 fn crosses_namespaces(pod: &Value) -> bool {
     let crosses = |term: &Value| {
         !list(term, "/namespaces").is_empty() || term["namespaceSelector"].is_object()
@@ -239,7 +247,8 @@ fn crosses_namespaces(pod: &Value) -> bool {
     })
 }
 
-/// Upstream: `serviceEvaluator.Usage`.
+/// Returns what a service uses: one service, its node ports and its load balancer. Upstream:
+/// `serviceEvaluator.Usage`.
 fn service_usage(service: &Value) -> ResourceList {
     let ports = list(service, "/spec/ports");
     let explicit =
@@ -259,6 +268,7 @@ fn service_usage(service: &Value) -> ResourceList {
     usage
 }
 
+/// Returns what a claim uses: one claim and its storage, both also under its storage class.
 /// Upstream: `pvcEvaluator.Usage`.
 fn claim_usage(claim: &Value) -> ResourceList {
     let mut usage = ResourceList::default();

@@ -27,7 +27,7 @@ fn addresses(service: Option<&Value>) -> Vec<&str> {
     all.iter().filter_map(Value::as_str).filter(|address| *address != "None").collect()
 }
 
-/// The status of an APIService that this server serves.
+/// Returns the status of an APIService that this server serves.
 pub fn local_status(now: &str) -> Value {
     json!({ "conditions": [{
         "type": "Available", "status": "True", "reason": "Local",
@@ -55,6 +55,8 @@ impl Api {
         }
     }
 
+    /// Creates an IPAddress for each cluster IP that the service gains, and deletes those of the
+    /// IPs that it loses. Called after each write of a service.
     fn keep_addresses(&self, old: Option<&Value>, new: Option<&Value>) -> ApiResult<()> {
         let Some(kind) = self.registry.find(NETWORKING, "v1", "ipaddresses") else { return Ok(()) };
         let (before, after) = (addresses(old), addresses(new));

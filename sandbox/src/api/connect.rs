@@ -25,7 +25,8 @@ pub enum Behind {
 }
 
 impl Api {
-    /// Who answers at `path`, if it is not this server.
+    /// Returns who answers at `path`, if it is not this server: an APIService's server, or the
+    /// target of a subresource such as `proxy`.
     pub fn behind(&self, path: &str) -> Option<Behind> {
         let mut parts = path.split('/').skip(1);
         if let (Some("apis"), Some(group), Some(version)) =
@@ -39,14 +40,14 @@ impl Api {
         self.connected(path).map(Behind::Subresource)
     }
 
-    /// The APIServices of other servers.
+    /// Returns the APIServices of other servers.
     pub fn delegating(&self) -> Vec<Arc<Stored>> {
         let other = |service: &Stored| is_delegating(&service.value);
         let page = self.store.list(API_SERVICES, "", None, usize::MAX, None, &other);
         page.map(|page| page.items).unwrap_or_default()
     }
 
-    /// The resource of a path that is passed on.
+    /// Returns the resource of a path that is passed on.
     fn connected(&self, path: &str) -> Option<ResourcePath> {
         let further = || ResourcePath::asked(path).filter(|at| at.subresource == "proxy");
         let at = ResourcePath::parse(path).or_else(further)?;
@@ -57,7 +58,8 @@ impl Api {
         (is_scoped && is_connected).then_some(at)
     }
 
-    /// Passes a request on. `access` has been allowed.
+    /// Passes a request on to the kubelet, pod or service that its subresource is about, or to the
+    /// server of an APIService. `access` has been allowed.
     pub async fn connect(
         &self,
         behind: Behind,
@@ -87,7 +89,7 @@ fn is_delegating(service: &Value) -> bool {
     service["spec"]["service"].is_object()
 }
 
-/// The path after the subresource, still encoded; `None` if there is not even a slash.
+/// Returns the path after the subresource, still encoded; `None` if there is not even a slash.
 fn rest<'a>(at: &ResourcePath, path: &'a str) -> Option<&'a str> {
     let before = if at.namespace.is_empty() { 6 } else { 8 };
     path.splitn(before + 1, '/').nth(before)

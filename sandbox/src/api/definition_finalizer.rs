@@ -42,13 +42,14 @@ pub fn marked_for_deletion(definition: &Value, now: &str) -> Value {
 }
 
 impl Api {
-    /// The definition of that name, if it is being deleted and still has its finalizer.
+    /// Returns the definition of that name, if it is being deleted and still has its finalizer.
     fn terminating_definition(&self, name: &str) -> Option<Arc<Stored>> {
         let found = self.store.get(&format!("{DEFINITIONS}.{GROUP}"), name)?;
         let waits = list(&found.value, "/metadata/finalizers").iter().any(|f| f == FINALIZER);
         (waits && is_deleting(&found.value)).then_some(found)
     }
 
+    /// Changes a definition by `change`, which gets the time too, without the checks of an update.
     fn change_definition(&self, name: &str, change: &dyn Fn(&mut Value, &str)) -> ApiResult<()> {
         let Some(kind) = self.registry.find(GROUP, "v1", DEFINITIONS) else { return Ok(()) };
         let now = self.clock.now().to_string();
@@ -111,7 +112,7 @@ impl Api {
         }
     }
 
-    /// Errors: 403 for a new object of a definition that was deleted.
+    /// Refuses a new object of a definition that is being deleted. Errors: 403.
     pub fn check_defined(&self, kind: &Kind, name: &str) -> ApiResult<()> {
         if !kind.is_custom() || self.terminating_definition(&kind.resource.to_string()).is_none() {
             return Ok(());

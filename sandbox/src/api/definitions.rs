@@ -9,7 +9,7 @@ use crate::kinds::{self, Kind};
 use crate::object::{list, text};
 use crate::status::ApiResult;
 
-/// The versions that objects have been stored in so far.
+/// Lists the versions that objects have been stored in so far, in the order of their use.
 fn stored_versions(definition: &Value) -> Vec<Value> {
     let mut stored = list(definition, "/status/storedVersions").to_vec();
     let versions = list(definition, "/spec/versions").iter();
@@ -58,7 +58,8 @@ impl Api {
         Ok(())
     }
 
-    /// Cleans up after the removal of an object.
+    /// Cleans up after the removal of an object: the kinds and objects of a definition, companions,
+    /// and the tokens of an account.
     pub fn after_removal(&self, kind: &Kind, object: &Value) {
         if is_definition(kind) {
             self.registry.define(text(object, "/metadata/name"), Vec::new());

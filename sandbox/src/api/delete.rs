@@ -46,7 +46,8 @@ pub enum Step {
     Mark(Value),
 }
 
-/// Decides what `options` do to `object`.
+/// Decides how a delete changes an object: it is removed, is marked for deletion with its grace
+/// period and finalizers, or stays as it is.
 pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     if kind.resource.plural == "namespaces" && kind.resource.group.is_empty() {
         return namespace_step(kind, object, options, now);
@@ -92,6 +93,7 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
         Some(0) if !pending => Step::Remove,
         Some(_) => Step::Mark(marked),
         None => {
+            // Without a grace period, only finalizers keep the object.
             if !is_deleting(&marked) {
                 mark(&mut marked, now, 0);
             }
@@ -110,8 +112,8 @@ fn mark(object: &mut Value, due: Timestamp, grace: i64) {
     }
 }
 
-/// The grace period of a kind that is deleted gracefully. Upstream:
-/// `podStrategy.CheckGracefulDelete`.
+/// Returns the grace period in seconds of a delete, or `None` for a kind that is deleted at once.
+/// Upstream: `podStrategy.CheckGracefulDelete`.
 fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
     let own = (kind.default_grace)(object);
     if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {
@@ -129,6 +131,7 @@ fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Opti
     })
 }
 
+/// Decides how a namespace is deleted: it is marked first, and removed once it has no finalizers.
 fn namespace_step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp) -> Step {
     if is_deleting(object) {
         let held = !list(object, "/spec/finalizers").is_empty()
@@ -146,6 +149,7 @@ fn namespace_step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Tim
 }
 
 impl Api {
+    /// Deletes an object, and answers with it or with a `Status`, as upstream does for its kind.
     pub fn delete(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
         let (mut object, removed) = self.delete_object(call, &options)?;

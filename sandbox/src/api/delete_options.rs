@@ -24,9 +24,12 @@ pub struct DeleteOptions {
 }
 
 impl DeleteOptions {
+    /// Reads the options from the body of a delete. Errors: 422 for an unknown propagation policy
+    /// or dry run value, or two settings that contradict each other.
     pub fn from_json(body: &Value) -> ApiResult<DeleteOptions> {
-        let own = |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        let mut propagation = own("/propagationPolicy");
+        let text_at =
+            |pointer: &str| body.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let mut propagation = text_at("/propagationPolicy");
         match body["orphanDependents"].as_bool() {
             Some(_) if propagation.is_some() => {
                 return Err(invalid(failures::invalid_value(
@@ -59,13 +62,14 @@ impl DeleteOptions {
         }
         Ok(DeleteOptions {
             grace: body["gracePeriodSeconds"].as_i64(),
-            uid: own("/preconditions/uid"),
-            version: own("/preconditions/resourceVersion"),
+            uid: text_at("/preconditions/uid"),
+            version: text_at("/preconditions/resourceVersion"),
             propagation,
             dry_run: list(body, "/dryRun").iter().any(|value| value == "All"),
         })
     }
 
+    /// Parses the options of a request; parameters of the query replace those of the body.
     pub fn of(call: &Call, payload: &Payload) -> ApiResult<DeleteOptions> {
         let mut body = payload.optional()?;
         if !body.is_object() {
@@ -85,7 +89,7 @@ impl DeleteOptions {
         Ok(options)
     }
 
-    /// Errors: 409 when a precondition does not hold.
+    /// Compares `object` with the preconditions of the delete. Errors: 409 when one does not hold.
     pub fn check(&self, kind: &Kind, object: &Value) -> ApiResult<()> {
         let name = text(object, "/metadata/name");
         let faults = [
@@ -114,7 +118,8 @@ impl DeleteOptions {
         Ok(())
     }
 
-    /// The finalizers of `object` after this delete adds or removes those of the garbage collector.
+    /// Returns the finalizers of `object` after this delete adds or removes those of the garbage
+    /// collector.
     pub fn finalizers(&self, kind: &Kind, object: &Value) -> Vec<Value> {
         let old = list(object, "/metadata/finalizers");
         let mut new: Vec<Value> =
@@ -131,8 +136,8 @@ impl DeleteOptions {
     }
 }
 
-/// The oldest kinds orphan their pods unless a delete names another policy.
-/// Upstream: `DefaultGarbageCollectionPolicy`.
+/// Returns whether the kind orphans its pods unless a delete names another policy, as the oldest
+/// kinds do. Upstream: `DefaultGarbageCollectionPolicy`.
 fn orphans_by_default(kind: &Kind) -> bool {
     matches!(
         (&*kind.resource.group, &*kind.resource.plural),

@@ -50,8 +50,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// A failure with the usual reason of `code`, as `Retry-After` when `retry_after` seconds are
-    /// given.
+    /// Builds a failure with the usual reason of `code`, and `Retry-After` when `retry_after`
+    /// seconds are given.
     pub fn code(code: u16, retry_after: Option<u64>) -> Fault {
         let reason = match code {
             400 => "BadRequest",
@@ -72,7 +72,7 @@ impl Fault {
 }
 
 impl Fault {
-    /// What the caller of a served request gets.
+    /// Returns what the caller of a served request gets.
     pub(crate) fn after(self, response: Response) -> Response {
         match self {
             Fault::LoseAnswer => Response::abort(),
@@ -165,7 +165,8 @@ impl Faults {
         self.changed.notify(usize::MAX);
     }
 
-    /// The next `times` requests that match get `fault`. Plans apply in the order they were made.
+    /// Plans `fault` for the next `times` requests that match. Plans apply in the order they were
+    /// made.
     pub fn next(&self, times: usize, verb: &str, resource: &str, fault: Fault) {
         let target = Target::new(verb, resource);
         self.lock().plans.push(Plan { target, fault, times });
@@ -193,7 +194,7 @@ impl Faults {
         });
     }
 
-    /// How many times [`Self::clear`] was called.
+    /// Returns how many times [`Self::clear`] was called.
     pub(crate) fn clears(&self) -> u64 {
         self.lock().clears
     }
@@ -209,8 +210,9 @@ impl Faults {
         }
     }
 
-    /// Waits as the fault of a request asks. Returns the answer to a request that is not served.
-    /// `clears`: how many times the plans had been cleared before the fault was taken.
+    /// Carries out what the fault of a request does before the request is served: it waits, or
+    /// returns the answer in place of the server's. `clears`: how many times the plans had been
+    /// cleared before the fault was taken.
     pub(crate) async fn before(
         &self,
         fault: Option<&Fault>,
@@ -239,8 +241,8 @@ impl Faults {
         self.change(|state| state.away = false);
     }
 
-    /// While on, watches repeat each change and the state before it. The old state comes last
-    /// unless the change is a deletion.
+    /// Makes watches repeat each change and the state before it, while `on`. The old state comes
+    /// last unless the change is a deletion.
     pub fn repeat_events(&self, on: bool) {
         self.lock().repeat_events = on;
     }
@@ -249,7 +251,7 @@ impl Faults {
         self.lock().repeat_events
     }
 
-    /// The number of planned faults that have not occurred yet.
+    /// Returns the number of planned faults that have not occurred yet.
     pub fn pending(&self) -> Vec<Target> {
         self.lock().plans.iter().map(|plan| plan.target.clone()).collect()
     }
@@ -269,14 +271,14 @@ impl Faults {
         self.change(|state| state.epoch.bookmark += 1);
     }
 
-    /// The number of requests so far that match verb and resource, failed ones included.
+    /// Returns the number of requests so far that match verb and resource, failed ones included.
     pub fn count(&self, verb: &str, resource: &str) -> u64 {
         let target = Target::new(verb, resource);
         let state = self.lock();
         state.counts.iter().filter(|((v, r), _)| target.matches(v, r)).map(|(_, n)| n).sum()
     }
 
-    /// Every counter: verb and resource, with its number.
+    /// Returns every counter: verb and resource, with its number.
     pub fn counts(&self) -> BTreeMap<(String, String), u64> {
         self.lock().counts.clone()
     }
@@ -302,17 +304,18 @@ impl Faults {
         self.lock().allowances.insert(program.to_owned(), allowance);
     }
 
-    /// The number of writes that the program has made since [`Self::allow_writes`].
+    /// Returns the number of writes that the program has made since [`Self::allow_writes`].
     pub fn writes(&self, program: &str) -> usize {
         self.lock().allowances.get(program).map_or(0, |allowance| allowance.made)
     }
 
-    /// Whether the program has made more writes than it may.
+    /// Returns whether the program has made more writes than it may.
     pub fn has_died(&self, program: &str) -> bool {
         self.lock().allowances.get(program).is_some_and(|allowance| allowance.is_over)
     }
 
-    /// Whether a request of `program` is served. See [`Self::allow_writes`].
+    /// Returns whether a request of `program` is served, and counts it if it is a write that its
+    /// allowance limits. See [`Self::allow_writes`].
     pub(crate) fn serves(&self, program: &str, verb: &str, resource: &str) -> bool {
         let mut state = self.lock();
         let Some(allowance) = state.allowances.get_mut(program) else { return true };

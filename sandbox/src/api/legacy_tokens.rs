@@ -8,8 +8,8 @@ use crate::auth::legacy_tokens::{LAST_USED, LegacyToken, date};
 use crate::request::call::Call;
 
 impl Api {
-    /// The user of a token in a Secret; `None` when it is not valid. Labels the Secret with the
-    /// current date.
+    /// Returns the user of a token in a Secret; `None` when it is not valid. Labels the Secret with
+    /// the current date.
     pub fn legacy_token(&self, token: &str) -> Option<User> {
         let found = LegacyToken::find(&self.auth, &self.store, token, self.clock.now())?;
         if found.is_label_old {
@@ -18,6 +18,8 @@ impl Api {
         found.user
     }
 
+    /// Labels a token's Secret with the date of today, as that of its last use. A failure is only
+    /// logged.
     fn label_used(&self, token: &LegacyToken) {
         let LegacyToken { namespace, secret_name, .. } = token;
         let Some(kind) = self.registry.find("", "v1", "secrets") else { return };

@@ -76,13 +76,15 @@ pub struct Api {
     pub bookmark_every: Duration,
 }
 
-/// The question to the authorizer. Upstream: `RequestInfoFactory.NewRequestInfo`.
+/// Builds the question that the authorizer answers for a request. Upstream:
+/// `RequestInfoFactory.NewRequestInfo`.
 fn access(method: &Method, path: &str, query: &Query) -> Access {
     let Some(at) = ResourcePath::asked(path) else {
         let verb = method.as_str().to_ascii_lowercase();
         return Access { verb, path: decode(path), ..Access::default() };
     };
     let verb = match verb(method, Some(&at), query) {
+        // No verb stands for this method of HTTP.
         "other" => "",
         verb => verb,
     };
@@ -107,7 +109,8 @@ impl Api {
         self.restore_and(backup, || ());
     }
 
-    /// As [`Self::restore`]; `change` runs before the server answers again.
+    /// Restores a backup as [`Self::restore`] does, and calls `change` before the server answers
+    /// again.
     pub fn restore_and(&self, backup: &Backup, change: impl FnOnce()) {
         self.faults.cut_all();
         self.store.restore(backup);
@@ -127,6 +130,9 @@ impl Api {
         }
     }
 
+    /// Serves one request in the order of a real server: planned faults, authentication,
+    /// impersonation, authorization, then the resource or document at the path. A planned fault may
+    /// replace the answer, or be applied to it at the end.
     async fn answer(self: Arc<Self>, request: Request, accept: &Accept<'_>) -> Response {
         let Request { method, path, query: encoded, headers, body, peer, upgrade } = request;
         let mut query = Query::parse(&encoded);
@@ -205,6 +211,7 @@ impl Api {
         }
     }
 
+    /// Answers a path that is no resource: health, version, OpenAPI and discovery.
     async fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
         match path {
             "/healthz" | "/livez" | "/readyz" if verbose => {
@@ -266,6 +273,8 @@ impl Api {
         Ok(Response::new(200, media, body.unwrap_or_default()))
     }
 
+    /// Answers a request to a resource path: a review, metrics, a watch, or what [`Self::serve`]
+    /// answers with the warnings of the call as headers.
     async fn resource(
         self: Arc<Self>,
         verb: &'static str,
@@ -341,6 +350,7 @@ impl Api {
         Metrics { store: &self.store, registry: &self.registry, now: self.clock.now() }
     }
 
+    /// Passes one request about objects, watches excepted, to the handler of its verb.
     async fn serve(
         &self,
         verb: &'static str,
@@ -406,7 +416,7 @@ fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
     Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
 }
 
-/// The warning in every answer about a deprecated kind. Upstream: `WarningsOnCreate` and
+/// Returns the warning in every answer about a deprecated kind. Upstream: `WarningsOnCreate` and
 /// `APILifecycleDeprecated`.
 fn deprecated(kind: &Kind) -> Option<&'static str> {
     match (&*kind.resource.group, &*kind.resource.plural) {
@@ -418,6 +428,7 @@ fn deprecated(kind: &Kind) -> Option<&'static str> {
     }
 }
 
+/// Returns the answer of `/version` for a server of this minor version.
 fn version(minor: u32) -> Value {
     let (text, before) = (minor.to_string(), (minor - 1).to_string());
     let whole = if minor == 36 { VERSION.to_owned() } else { format!("v1.{minor}.0") };

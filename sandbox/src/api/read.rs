@@ -28,7 +28,7 @@ const FRESH_WITHIN: Duration = Duration::from_secs(3);
 /// Lists longer than this are sent in chunks.
 const CHUNK_ITEMS: usize = 256;
 
-/// The object as `kind`'s version shows it.
+/// Returns a stored object in the version of `kind`, borrowed where it needs no conversion.
 pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if let Some(view) = kind.view {
         return Cow::Owned((view.read)(&stored.value));
@@ -56,12 +56,12 @@ impl serde::Serialize for Untyped<'_> {
     }
 }
 
-/// The object that the columns of a kind read: a view is printed in its own form.
+/// Returns the object that the columns of a kind read: a view is printed in its own form.
 fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
 }
 
-/// `PartialObjectMetadata` of an object.
+/// Builds the `PartialObjectMetadata` of an object.
 pub fn partial(object: &Value) -> Value {
     json!({
         "kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
@@ -69,7 +69,7 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// One object's message, in the requested form.
+/// Encodes one object's message, in the requested form.
 fn object_message(call: &Call, stored: &Stored) -> Bytes {
     let (version, kind) = message_kind(call);
     match shown(&call.kind, stored) {
@@ -78,7 +78,7 @@ fn object_message(call: &Call, stored: &Stored) -> Bytes {
     }
 }
 
-/// The `apiVersion` and kind in which a call shows objects.
+/// Returns the `apiVersion` and kind in which a call shows objects.
 fn message_kind(call: &Call) -> (String, &str) {
     match call.form {
         Form::Partial => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadata"),
@@ -86,7 +86,7 @@ fn message_kind(call: &Call) -> (String, &str) {
     }
 }
 
-/// One object in the requested form and encoding.
+/// Encodes one object in the requested form and encoding.
 pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
     if call.encoding == Encoding::Protobuf {
         let (version, kind) = message_kind(call);
@@ -106,12 +106,12 @@ pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
     value.unwrap_or_default().into()
 }
 
-/// The objects in the rows of a Table.
+/// Returns the objects in the rows of a Table.
 fn included(call: &Call) -> IncludeObject {
     IncludeObject::parse(call.query.get("includeObject")).unwrap_or_default()
 }
 
-/// The requested version; `None` for the newest (`0` or absent).
+/// Parses the requested version; `None` is the newest (`0` or absent).
 pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
     match text {
         "" | "0" => Ok(None),
@@ -129,7 +129,7 @@ pub fn encode_continue(version: i64, after: &str) -> String {
     )
 }
 
-/// The version (negative: the newest) and the last key of the page before.
+/// Returns the version (negative: the newest) and the last key of the page before.
 pub fn decode_continue(token: &str) -> ApiResult<(i64, String)> {
     let fault = || failures::bad_request("continue key is not valid: it can't be decoded");
     let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|_| fault())?;
@@ -169,6 +169,7 @@ impl Api {
         reached.or(late).await
     }
 
+    /// Answers with one object, once the store is as new as the request wants.
     pub async fn get(&self, call: &Call) -> ApiResult<Response> {
         let table = call.table();
         if let Some(version) = parse_version(call.query.get("resourceVersion"))? {
@@ -181,13 +182,14 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// The answer with one object.
+    /// Returns the answer with one object.
     pub fn one(&self, status: u16, call: &Call, stored: &Stored) -> Response {
         let bytes = object_bytes(call, stored, self.clock.now().as_secs());
         Response::new(status, call.encoding.media_type(), bytes)
     }
 
-    /// The selectors of a call.
+    /// Parses the selectors of a call. Errors: 400 for a malformed one, or a field that the kind
+    /// cannot be selected by.
     pub fn selection(&self, call: &Call) -> ApiResult<Selection> {
         let fields = call.query.get("fieldSelector");
         let selection = Selection::parse(&call.kind, call.query.get("labelSelector"), fields)?;
@@ -281,7 +283,8 @@ impl Api {
         Ok(self.list_response(call, page, selection.is_everything()))
     }
 
-    /// The objects of a list, or of a collection that is deleted.
+    /// Answers with the objects of a list, or of a collection that is deleted, in the form and
+    /// encoding of the call. `counted`: whether the answer has the number of remaining objects.
     pub fn list_response(&self, call: &Call, page: Page, counted: bool) -> Response {
         let mut meta = json!({ "resourceVersion": page.version.to_string() });
         if let Some((after, remaining)) = &page.rest {
@@ -345,6 +348,7 @@ impl Api {
     }
 }
 
+/// Answers with a list in protobuf, as a stream if it is long.
 fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     let (version, kind) = message_kind(call);
     let kind = format!("{kind}List");
@@ -357,7 +361,7 @@ fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     Response::stream(200, protobuf::MEDIA_TYPE, stream)
 }
 
-/// The answer 410, with a token that continues after the same key at the newest version.
+/// Builds the answer 410, with a token that continues after the same key at the newest version.
 fn expired(after: Option<&str>, version: u64, oldest: u64) -> Response {
     let Some(after) = after else {
         let why =

@@ -11,7 +11,7 @@ pub fn json_response(status: u16, body: &Value) -> Response {
     Response::new(status, "application/json", serde_json::to_vec(body).unwrap_or_default())
 }
 
-/// The `Status` of a failure; plain text for a path that is not served.
+/// Answers with the `Status` of a failure; with plain text for a path that is not served.
 pub fn failure(error: &ApiError) -> Response {
     if error.details["path"] == true {
         return Response::text(404, "404 page not found\n");
@@ -23,7 +23,7 @@ pub fn failure(error: &ApiError) -> Response {
     response
 }
 
-/// `metav1.Status` of a success.
+/// Builds the `metav1.Status` of a success.
 pub fn success(kind: &Kind, name: &str, uid: &str) -> Value {
     let mut details = json!({ "name": name, "kind": kind.resource.plural });
     if !kind.resource.group.is_empty() {

@@ -21,7 +21,8 @@ const AUTHORIZATION: &str = "authorization.k8s.io";
 type Answer = fn(&Api, &User, &str, &Value) -> ApiResult<Value>;
 
 impl Api {
-    /// The answer, if `at` is a review.
+    /// Answers a review, such as a TokenReview or SubjectAccessReview, which is never stored.
+    /// Returns `None` if the request does not create a review.
     pub fn review(
         &self,
         verb: &str,
@@ -56,6 +57,7 @@ impl Api {
             }
             _ => return Ok(None),
         };
+        // Only a LocalSubjectAccessReview is created in a namespace.
         if at.namespace.is_empty() == (kind == "LocalSubjectAccessReview") {
             return Ok(None);
         }
@@ -79,6 +81,8 @@ impl Api {
         Ok(Some(json_response(201, &review)))
     }
 
+    /// Returns the status of a TokenReview: the user of the token, if it is valid for one of the
+    /// audiences.
     fn token_review(&self, review: &Value) -> Value {
         let token = text(review, "/spec/token");
         let known = self.auth.token(token, self.clock.now());
@@ -103,6 +107,7 @@ impl Api {
         }
     }
 
+    /// Returns the status of a SubjectAccessReview: whether the user that it names has this access.
     fn access_review(&self, _: &User, namespace: &str, review: &Value) -> ApiResult<Value> {
         let words = |value: &Value| -> Vec<String> {
             let words = value.as_array().into_iter().flatten();
@@ -133,6 +138,8 @@ impl Api {
         Ok(self.access(user, review))
     }
 
+    /// Asks the authorizer whether `subject` may do what the review describes, and returns the
+    /// status.
     fn access(&self, subject: &User, review: &Value) -> Value {
         let own = |key: &str| text(review, &format!("/spec/resourceAttributes/{key}")).to_owned();
         let mut access = Access {
@@ -161,6 +168,7 @@ impl Api {
     }
 }
 
+/// Sets the namespace of a review to that of the request. Errors: 400 when it has another one.
 /// Upstream: `rest.EnsureObjectNamespaceMatchesRequestNamespace`.
 fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     if !review["metadata"].is_object() {
@@ -176,8 +184,8 @@ fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     Ok(())
 }
 
-/// The faults of an access review, except those of its subject. `local`: the review is in a
-/// namespace. Upstream: `pkg/apis/authorization/validation`.
+/// Validates an access review, except its subject. `local`: the review is in a namespace. Upstream:
+/// `pkg/apis/authorization/validation`.
 fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);

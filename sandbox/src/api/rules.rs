@@ -9,6 +9,8 @@ use crate::object::{is_deleting, list, remove, text};
 use crate::request::call::Call;
 use crate::status::{ApiResult, Cause};
 
+/// Checks that an object is of the request's version and kind, and fills in both and `metadata` if
+/// they are absent.
 pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     if !object.is_object() || !object.get("metadata").is_none_or(|m| m.is_object() || m.is_null()) {
         return Err(failures::bad_request("the object provided is unrecognized: it is no object"));
@@ -30,7 +32,7 @@ pub fn check_type(kind: &Kind, object: &mut Value) -> ApiResult<()> {
     Ok(())
 }
 
-/// Errors: 422 with the causes, if there are any.
+/// Refuses an object for these causes. Errors: 422, if there are any.
 pub fn refuse(kind: &Kind, name: &str, causes: &[Cause]) -> ApiResult<()> {
     if causes.is_empty() {
         return Ok(());
@@ -38,6 +40,7 @@ pub fn refuse(kind: &Kind, name: &str, causes: &[Cause]) -> ApiResult<()> {
     Err(failures::invalid(&kind.resource.group, &kind.resource.kind, name, causes))
 }
 
+/// Checks that the object has the name that the path has.
 pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
     let name = text(object, "/metadata/name");
     if name == call.name {
@@ -49,7 +52,8 @@ pub fn check_name(call: &Call, object: &Value) -> ApiResult<()> {
     )))
 }
 
-/// Whether an update creates an object that does not exist. Upstream: `AllowCreateOnUpdate`.
+/// Returns whether an update creates an object that does not exist. Upstream:
+/// `AllowCreateOnUpdate`.
 pub fn allows_create_on_update(kind: &Kind) -> bool {
     match &*kind.resource.group {
         "" => matches!(&*kind.resource.plural, "endpoints" | "events" | "limitranges" | "services"),
@@ -59,7 +63,8 @@ pub fn allows_create_on_update(kind: &Kind) -> bool {
     }
 }
 
-/// Whether an update may leave out the resource version. Upstream: `AllowUnconditionalUpdate`.
+/// Returns whether an update may leave out the resource version. Upstream:
+/// `AllowUnconditionalUpdate`.
 pub fn allows_unconditional_update(kind: &Kind) -> bool {
     let strict = matches!(
         (&*kind.resource.group, &*kind.resource.plural),
@@ -74,8 +79,8 @@ pub fn allows_unconditional_update(kind: &Kind) -> bool {
     !strict && !kind.is_custom()
 }
 
-/// The metadata that the status endpoint does not change. Upstream: `ResetObjectMetaForStatus` and
-/// the strategies that have the same effect.
+/// Returns the metadata fields that the status endpoint does not change. Upstream:
+/// `ResetObjectMetaForStatus` and the strategies that have the same effect.
 pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
     const ALL: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
     match (&*kind.resource.group, &*kind.resource.plural) {
@@ -89,6 +94,8 @@ pub fn kept_by_status(kind: &Kind) -> &'static [&'static str] {
     }
 }
 
+/// Checks that the object is in the request's namespace, and fills it in; an object of the cluster
+/// gets none.
 pub fn check_namespace(call: &Call, object: &mut Value) -> ApiResult<()> {
     let metadata = &mut object["metadata"];
     if !call.kind.resource.namespaced {
@@ -114,7 +121,8 @@ pub fn is_namespace(kind: &Kind) -> bool {
     kind.resource.plural == "namespaces" && kind.resource.group.is_empty()
 }
 
-/// A namespace's phase says whether it is being deleted. Upstream: `ValidateNamespaceStatusUpdate`.
+/// Checks that a namespace's phase says whether it is being deleted. Upstream:
+/// `ValidateNamespaceStatusUpdate`.
 pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
     let (right, detail) = match is_deleting(namespace) {
         true => ("Terminating", "may only be 'Terminating' if `deletionTimestamp` is not empty"),
@@ -124,6 +132,8 @@ pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
     (phase != right).then(|| failures::invalid_value("status.Phase", &phase.into(), detail))
 }
 
+/// Prepares a new namespace: it gets the finalizer `kubernetes`, the phase `Active`, and a label
+/// with its name.
 pub fn finalized_by_kubernetes(namespace: &mut Value) {
     if !namespace["spec"].is_object() {
         namespace["spec"] = json!({});
@@ -142,7 +152,7 @@ pub fn finalized_by_kubernetes(namespace: &mut Value) {
     namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
 }
 
-/// Whether an update removes the object: it is being deleted and has no finalizers left.
+/// Returns whether an update removes the object: it is being deleted and has no finalizers left.
 /// Upstream: `ShouldDeleteDuringUpdate`.
 pub fn is_removed_by_update(kind: &Kind, object: &Value) -> bool {
     let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();

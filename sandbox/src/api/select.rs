@@ -33,7 +33,7 @@ pub enum WatchEvent {
 }
 
 impl Selection {
-    /// Errors: 400 for what cannot be parsed.
+    /// Parses the label and field selectors of a request. Errors: 400 for what cannot be parsed.
     pub fn parse(kind: &Kind, labels: &str, fields: &str) -> ApiResult<Selection> {
         let refused = |why: SelectorError| failures::bad_request(why.to_string());
         let labels = labels.parse().map_err(refused)?;
@@ -55,7 +55,7 @@ impl Selection {
         self.labels.is_empty() && self.fields.is_empty()
     }
 
-    /// Errors: a field by which objects of this kind cannot be selected.
+    /// Returns a field by which objects of this kind cannot be selected, if the selection has one.
     pub fn unsupported(&self) -> Option<&str> {
         let fields = self.fields.iter().map(|term| term.path.as_str());
         fields
@@ -63,7 +63,7 @@ impl Selection {
             .find(|path| (self.field)(&Value::Object(serde_json::Map::new()), path).is_none())
     }
 
-    /// The one name that can match. Upstream: `fields.RequiresExactMatch("metadata.name")`.
+    /// Returns the one name that can match. Upstream: `fields.RequiresExactMatch("metadata.name")`.
     pub fn name(&self) -> Option<&str> {
         self.fields
             .iter()
@@ -71,6 +71,7 @@ impl Selection {
             .map(|term| term.value.as_str())
     }
 
+    /// Tests whether an object matches the selectors of both labels and fields.
     pub fn matches(&self, stored: &Stored) -> bool {
         (self.labels.is_empty() || self.labels.matches(&stored.labels))
             && self.fields.iter().all(|term| {
@@ -86,7 +87,7 @@ impl Selection {
             })
     }
 
-    /// The event that a watch with this selection sends for `change`, if any.
+    /// Returns the event that a watch with this selection sends for `change`, if any.
     pub fn event_for(&self, change: &Change) -> Option<WatchEvent> {
         let before = change.old.as_ref().is_some_and(|old| self.matches(old));
         if change.deleted {
@@ -101,7 +102,7 @@ impl Selection {
     }
 }
 
-/// The only name that a field selector can match.
+/// Returns the only name that a field selector can match.
 pub fn exact_name(fields: &str) -> Option<String> {
     let terms = split_terms(fields);
     let term = terms.iter().filter_map(|term| parse_term(term));

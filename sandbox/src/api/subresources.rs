@@ -23,6 +23,8 @@ use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 use kube_controller_manager::server::http::Response;
 
 impl Api {
+    /// Answers a request to a subresource. Errors: 404 when the kind has no such subresource, 405
+    /// when it does not serve the verb.
     pub fn subresource(
         &self,
         verb: &'static str,
@@ -83,6 +85,8 @@ impl Api {
         })
     }
 
+    /// Serves the subresource `scale`, which shows and changes the replicas of an object of any
+    /// kind. `replicas`, `status_replicas` and `selector` are dotted paths in the object.
     fn scale(
         &self,
         verb: &str,
@@ -185,6 +189,8 @@ impl Api {
         self.bind(&pod, payload)
     }
 
+    /// Assigns a pod to the node that the Binding names. Errors: 409 for a pod that is bound, being
+    /// deleted, gated, or has another UID.
     fn bind(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let binding = payload.object()?;
         let node = text(&binding, "/target/name").to_owned();
@@ -239,6 +245,8 @@ impl Api {
         Ok(json_response(201, &done()))
     }
 
+    /// Deletes a pod for an Eviction. A running pod first takes one disruption from its budget and
+    /// gets the condition DisruptionTarget.
     fn evict(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let eviction = payload.object()?;
         let named = text(&eviction, "/metadata/name");
@@ -341,6 +349,7 @@ impl Api {
         self.modify(&at, Part::Raw, &take).map(drop)
     }
 
+    /// Issues a token for the service account of `call`, as its TokenRequest asks.
     fn token(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let account = self.stored(call)?;
         let mut request = payload.object()?;
@@ -385,8 +394,8 @@ impl Api {
 }
 
 impl Api {
-    /// The objects that a token for the service account of `call` is bound to. Upstream:
-    /// `pkg/registry/core/serviceaccount/storage.TokenREST`.
+    /// Finds the objects that a token for the service account of `call` is bound to: the referenced
+    /// one, and a pod's node. Upstream: `pkg/registry/core/serviceaccount/storage.TokenREST`.
     fn bound_to(&self, call: &Call, reference: &Value) -> ApiResult<Vec<Bound>> {
         if !reference.is_object() {
             return Ok(Vec::new());
@@ -405,6 +414,7 @@ impl Api {
         let known = self.registry.find("", "v1", table).ok_or_else(failures::no_such_path)?;
         let found = self.store.get(table, &key);
         let found = found.ok_or_else(|| failures::not_found(&known.resource, name))?;
+        // A pod's token is one of the pod's own account.
         if kind == "pod" && text(&found.value, "/spec/serviceAccountName") != call.name {
             return Err(failures::bad_request(format!(
                 "cannot bind token for serviceaccount {:?} to pod running with different serviceaccount name.",
@@ -453,7 +463,7 @@ fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {
     error
 }
 
-/// The text of a selector, which is a LabelSelector, a map of labels or text.
+/// Formats a selector, which is a LabelSelector, a map of labels or text, as text.
 fn selector_text(selector: &Value) -> String {
     if let Some(text) = selector.as_str() {
         return text.to_owned();

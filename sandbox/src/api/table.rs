@@ -26,7 +26,7 @@ impl IncludeObject {
     }
 }
 
-/// A Table of `objects` at `now_secs` (seconds since 1970). `list_meta` becomes the table's
+/// Builds a Table of `objects` at `now_secs` (seconds since 1970). `list_meta` becomes the table's
 /// metadata (`resourceVersion`, `continue` ...); null for a single object, whose version is used.
 pub fn render(
     kind: &Kind,
@@ -61,6 +61,7 @@ pub fn render(
     })
 }
 
+/// Builds the row of an object, with as much of the object as the request wants.
 fn row(kind: &Kind, object: &Value, now_secs: i64, include_object: IncludeObject) -> Value {
     let cells: Vec<Value> =
         kind.columns.iter().map(|column| (column.cell)(object, now_secs)).collect();
@@ -81,7 +82,7 @@ fn row(kind: &Kind, object: &Value, now_secs: i64, include_object: IncludeObject
     row
 }
 
-/// Finished pods are marked, so that clients can hide them.
+/// Builds the row conditions, which mark finished pods so that clients can hide them.
 fn conditions(kind: &Kind, object: &Value) -> Option<Value> {
     if kind.resource.plural != "pods" || !kind.resource.group.is_empty() {
         return None;

@@ -22,7 +22,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// The difference to `earlier`.
+    /// Returns the difference to `earlier`.
     pub fn since(self, earlier: Count) -> Count {
         Count {
             requests: self.requests - earlier.requests,
@@ -74,15 +74,15 @@ impl Traffic {
         meter.clone()
     }
 
-    /// The requests of `program` so far, by verb.
+    /// Returns the requests of `program` so far, by verb.
     pub fn of(&self, program: &str) -> BTreeMap<&'static str, Count> {
         let meters = self.meters.lock();
         let own = meters.iter().filter(|((name, _), _)| name == program);
         own.map(|((_, verb), meter)| (*verb, meter.count())).collect()
     }
 
-    /// The monotonic time at which the last bytes of `program`'s latest list were sent, whether the
-    /// list was a request of its own or the beginning of a watch.
+    /// Returns the monotonic time at which the last bytes of `program`'s latest list were sent,
+    /// whether the list was a request of its own or the beginning of a watch.
     pub fn listed(&self, program: &str) -> Option<Duration> {
         let meters = self.meters.lock();
         let own = meters.iter().filter(|((name, _), _)| name == program);
@@ -97,6 +97,8 @@ impl Meter {
         Meter { clock, verb, requests, received, sent, listed }
     }
 
+    /// Counts bytes of an answer, and notes the time if they belong to a list, or end the list of a
+    /// watch.
     fn sent(&self, bytes: &[u8]) {
         self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let tail = &bytes[bytes.len().saturating_sub(BOOKMARK_BYTES)..];
@@ -119,7 +121,7 @@ impl Meter {
         }
     }
 
-    /// The response, with a body that is counted as it is sent.
+    /// Counts the bytes of the response, a stream's as they are sent.
     pub fn sending(self: Arc<Self>, response: Response) -> Response {
         let body = match response.body {
             Body::Full(bytes) => {

@@ -48,6 +48,8 @@ struct Watch {
 }
 
 impl Api {
+    /// Starts the response of a watch: a stream of the initial objects if they are asked for, then
+    /// of changes and bookmarks until the timeout.
     pub async fn watch(self: Arc<Self>, call: Call) -> ApiResult<Response> {
         let selection = self.selection(&call)?;
         let query = &call.query;
@@ -114,7 +116,8 @@ impl Api {
 }
 
 impl Watch {
-    /// The next bytes to send.
+    /// Waits for the next bytes to send; `None` at the end of the watch. Planned faults cut the
+    /// connection, expire the watch or force a bookmark here.
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let api = self.api.clone();
         let mut chunk = Vec::new();
@@ -154,6 +157,8 @@ impl Watch {
         None
     }
 
+    /// Adds initial objects to a chunk until it is full, and the bookmark that ends them after the
+    /// last one.
     fn send_initial(&mut self, chunk: &mut Vec<u8>) {
         while let Some(stored) = self.initial.pop_front() {
             self.event(chunk, "ADDED", &stored);
@@ -166,6 +171,8 @@ impl Watch {
         }
     }
 
+    /// Appends the events of changes after the cursor to `chunk`, until none remains or the chunk
+    /// is full. Ends the watch as expired when the changes have been compacted.
     fn send_changes(&mut self, chunk: &mut Vec<u8>) {
         while chunk.len() < CHUNK_BYTES {
             match self.api.store.changes(&self.table, self.cursor, BATCH, self.running) {
@@ -196,6 +203,8 @@ impl Watch {
         }
     }
 
+    /// Adds a change as this watch sees it: an object that stops matching the selectors is deleted
+    /// for it.
     fn send(&self, chunk: &mut Vec<u8>, change: &Change) {
         if !change.key.starts_with(&self.prefix) {
             return;
@@ -250,6 +259,7 @@ impl Watch {
         chunk.extend_from_slice(b"}\n");
     }
 
+    /// Adds a bookmark of the watch's version; `end`: it ends the initial objects.
     fn bookmark(&self, chunk: &mut Vec<u8>, end: bool) {
         let mut metadata = json!({ "resourceVersion": self.cursor.to_string() });
         if end {

@@ -73,6 +73,8 @@ impl Api {
         self.create_object(&call, object).map(|stored| stored.value.clone())
     }
 
+    /// Stores a new object after the checks of a create: metadata, defaults, admission, validation,
+    /// policies and quota. Retries with another generated name if the name is taken.
     fn create_tracked(
         &self,
         call: &Call,
@@ -186,7 +188,7 @@ impl Api {
         Err(failures::already_exists(&kind.resource, &attempt))
     }
 
-    /// Whether an object of this kind needs its service account.
+    /// Returns whether an object of this kind needs its service account.
     pub fn needs_account(&self, kind: &Kind) -> bool {
         self.service_accounts && accounts::is_needed(&self.registry, kind)
     }
@@ -224,8 +226,9 @@ impl Api {
         Ok(())
     }
 
-    /// Errors: 403 when the namespace is being deleted, 404 when it does not exist.
-    /// Upstream: the admission plugin NamespaceLifecycle.
+    /// Checks that the namespace of a new object accepts it. Errors: 403 when the namespace is
+    /// being deleted, 404 when it does not exist. Upstream: the admission plugin
+    /// NamespaceLifecycle.
     fn check_namespace_open(&self, call: &Call, name: &str) -> ApiResult<()> {
         let namespaces = kube_controller_manager::objects::ResourceType::fixed(
             "",
@@ -253,7 +256,9 @@ impl Api {
         Err(error)
     }
 
-    /// Writes to a kind whose objects are stored as another kind.
+    /// Writes to a kind whose objects are stored as another kind, such as a v1
+    /// HorizontalPodAutoscaler. Converts the body to the stored kind, writes that, and answers in
+    /// the form of the call's kind.
     pub fn write_view(
         &self,
         view: View,
@@ -279,34 +284,36 @@ impl Api {
             warnings: Warnings::default(),
             user: call.user.clone(),
         };
-        let own = || -> ApiResult<Value> {
+        let read_object = || -> ApiResult<Value> {
             let mut object = call.object(payload)?;
             check_type(&call.kind, &mut object)?;
             Ok(object)
         };
-        let written = |mut new: Value, old: &Value| {
+        let to_stored = |mut new: Value, old: &Value| {
             new = (view.write)(new);
+            // Only this view cannot show all of the stored object.
             if plural == "horizontalpodautoscalers" {
                 kinds::views::keep_metrics(&mut new, old);
             }
             new
         };
         let stored = match verb {
-            "create" => self.create_object(&stored_as, (view.write)(own()?))?,
+            "create" => self.create_object(&stored_as, (view.write)(read_object()?))?,
             "update" => {
-                let object = own()?;
-                self.modify(&stored_as, part, &|old| Ok(written(object.clone(), old)))?
+                let object = read_object()?;
+                self.modify(&stored_as, part, &|old| Ok(to_stored(object.clone(), old)))?
             }
             _ => self.modify(&stored_as, part, &|old| {
                 let shown = (view.read)(old);
                 let patched =
                     patch::apply(&call.kind, &payload.content_type, &shown, &payload.bytes)?;
-                Ok(written(call.patched(payload, patched)?, old))
+                Ok(to_stored(call.patched(payload, patched)?, old))
             })?,
         };
         Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
     }
 
+    /// Replaces an object. A missing one is created where its kind allows it.
     pub fn update(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let object = call.object(payload)?;
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
@@ -338,6 +345,7 @@ impl Api {
         self.modify(call, part, &|_| Ok(object.clone()))
     }
 
+    /// Patches an object. An apply creates a missing one.
     pub fn patch(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let missing = || self.store.get(&call.table(), &call.key(&call.name)).is_none();
         if patch::is_apply(&payload.content_type) && missing() {
@@ -353,7 +361,8 @@ impl Api {
         Ok(self.one(200, call, &stored))
     }
 
-    /// Patches an object, as a patch request does.
+    /// Applies a request's patch to the stored object: a server-side apply, or a patch of another
+    /// type.
     pub fn patch_object(
         &self,
         call: &Call,
@@ -386,6 +395,9 @@ impl Api {
         self.modify_tracked(call, part, track, change)
     }
 
+    /// Stores the object that `change` makes of the stored one, after the checks of an update.
+    /// Repeats this after a conflict with another write. Deletes an object whose last finalizer
+    /// goes.
     fn modify_tracked(
         &self,
         call: &Call,
@@ -447,7 +459,7 @@ impl Api {
     }
 }
 
-/// An object that is not stored: a dry run's answer.
+/// Returns an object that is not stored: a dry run's answer.
 fn unversioned(object: Value) -> Stored {
     let mut stored = Stored::new(object.clone(), 0);
     stored.bytes = serde_json::to_vec(&object).unwrap_or_default().into();
@@ -455,7 +467,7 @@ fn unversioned(object: Value) -> Stored {
     stored
 }
 
-/// The subresource of that name, when the kind has it.
+/// Returns the subresource of that name, when the kind has it.
 pub fn has(kind: &Kind, wanted: &str) -> Option<Subresource> {
     kind.subresources.iter().find(|sub| sub.name() == wanted).cloned()
 }

@@ -49,6 +49,7 @@ impl Fields {
         }
     }
 
+    /// Removes the fields that `other` has too.
     pub fn difference(&mut self, other: &Fields) {
         self.member &= !other.member;
         for (name, fields) in &other.below {
@@ -96,13 +97,14 @@ impl Fields {
         Value::Object(fields)
     }
 
-    /// The paths as errors name them: `.spec.containers[name="a"].image`.
+    /// Returns the paths as errors name them: `.spec.containers[name="a"].image`.
     pub fn paths(&self) -> Vec<String> {
         let mut paths = Vec::new();
         self.collect("", &mut paths);
         paths
     }
 
+    /// Adds the paths of all fields here and below, as messages show them.
     fn collect(&self, at: &str, paths: &mut Vec<String>) {
         if self.member {
             paths.push(at.to_owned());

@@ -35,6 +35,7 @@ struct Managed {
 }
 
 impl Managed {
+    /// Parses an entry of `managedFields`.
     fn parse(entry: &Value) -> Managed {
         let own = |key: &str| entry[key].as_str().unwrap_or_default().to_owned();
         Managed {
@@ -47,6 +48,7 @@ impl Managed {
         }
     }
 
+    /// Returns the entry as it stands in `managedFields`.
     fn to_json(&self) -> Value {
         let mut entry = json!({
             "manager": self.manager, "operation": self.operation, "apiVersion": self.api_version,
@@ -67,7 +69,7 @@ impl Managed {
             && (operation == "Apply" || self.api_version == api_version)
     }
 
-    /// The manager as conflict errors show it.
+    /// Formats the manager as conflict errors show it.
     fn shown(&self) -> String {
         let mut shown = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
@@ -84,6 +86,7 @@ fn parse(entries: &[Value]) -> Vec<Managed> {
     entries.iter().map(Managed::parse).collect()
 }
 
+/// Writes the entries to the object, sorted; those without fields are left out.
 fn store(object: &mut Value, mut entries: Vec<Managed>) {
     entries.retain(|entry| !entry.fields.is_empty());
     entries.sort_by(|a, b| {
@@ -100,7 +103,7 @@ fn store(object: &mut Value, mut entries: Vec<Managed>) {
     }
 }
 
-/// Fields without a manager, and those that a write to this endpoint cannot change.
+/// Lists the fields without a manager, and those that a write to this endpoint cannot change.
 fn ignored(kind: &Kind, subresource: &str) -> Vec<Vec<&'static str>> {
     const OF_SERVER: [&str; 8] = [
         "f:name",
@@ -123,8 +126,8 @@ fn ignored(kind: &Kind, subresource: &str) -> Vec<Vec<&'static str>> {
     paths
 }
 
-/// The fields of a new object that its type's zero value has as well:
-/// such fields have no owner of their own.
+/// Returns the fields of a new object that its type's zero value has as well: such fields have no
+/// owner of their own.
 fn skeleton(new: &Value) -> Value {
     const ZERO: [&str; 9] = [
         "metadata",
@@ -147,6 +150,7 @@ fn skeleton(new: &Value) -> Value {
     }
 }
 
+/// Compares two states of an object, without the fields that this subresource ignores.
 fn differences(
     kind: &Kind,
     schemas: &Schemas<'_>,
@@ -279,9 +283,8 @@ pub fn apply(
     Ok(merged)
 }
 
-/// The fields of `kubectl`'s last client-side apply that have not changed since: server-side apply
-/// may take them over.
-/// Upstream: `lastAppliedManager`.
+/// Returns the fields of `kubectl`'s last client-side apply that have not changed since:
+/// server-side apply may take them over. Upstream: `lastAppliedManager`.
 fn last_applied(schemas: &Schemas<'_>, live: &Value) -> Fields {
     let annotation =
         &live["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"];
@@ -294,7 +297,8 @@ fn last_applied(schemas: &Schemas<'_>, live: &Value) -> Fields {
     fields
 }
 
-/// Upstream: `NewConflictError`.
+/// Builds the error 409 that lists the fields which other managers own. Upstream:
+/// `NewConflictError`.
 fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
     let mut causes = Vec::new();
     for (manager, paths) in conflicts {
@@ -322,7 +326,7 @@ fn conflict(conflicts: &[(String, Vec<String>)]) -> ApiError {
     error
 }
 
-/// The subject of errors about a patch: `default/web; apps/v1, Kind=Deployment`.
+/// Formats the subject of errors about a patch: `default/web; apps/v1, Kind=Deployment`.
 pub fn subject(kind: &Kind, object: &Value) -> String {
     let resource = &kind.resource;
     let metadata = |key: &str| text(object, &format!("/metadata/{key}"));

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::fields::Fields;
 use crate::types::shape::{Items, Shape};
 
-/// The name of a list item; `None` in lists without identity of items.
+/// Returns the name of a list item; `None` in lists without identity of items.
 fn item_name(list: Shape<'_>, item: &Value) -> Option<String> {
     match list.items() {
         Items::Atomic => None,
@@ -32,7 +32,7 @@ fn member<'a>(shape: Shape<'a>, key: &str) -> Shape<'a> {
     shape.member(key).unwrap_or(Shape::Open)
 }
 
-/// Members or items by their names, in order; `None` for an atomic value.
+/// Returns members or items by their names, in order; `None` for an atomic value.
 fn parts<'v, 's>(
     shape: Shape<'s>,
     value: &'v Value,
@@ -55,7 +55,7 @@ fn is_empty_object(value: &Value) -> bool {
     value.as_object().is_some_and(Map::is_empty)
 }
 
-/// The fields that `value` has.
+/// Collects the fields that `value` has.
 pub fn fields_of(shape: Shape<'_>, value: &Value) -> Fields {
     let Some(parts) = parts(shape, value) else { return Fields::leaf() };
     let mut fields = Fields::default();
@@ -127,7 +127,8 @@ pub fn compare(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>) -> Co
     found
 }
 
-/// Merges `config` into `live`.
+/// Merges the configuration of an apply into the live object: members and items that only `live`
+/// has stay.
 pub fn merge(shape: Shape<'_>, live: &Value, config: &Value) -> Value {
     match (live, config) {
         (Value::Object(old), Value::Object(new)) if !shape.is_atomic() => {
@@ -151,8 +152,8 @@ pub fn merge(shape: Shape<'_>, live: &Value, config: &Value) -> Value {
 
 type Part<'v, 's> = (String, Shape<'s>, &'v Value);
 
-/// Items in the order of `config`; an item that only `live` has stays behind the item that preceded
-/// it.
+/// Merges items in the order of `config`; an item that only `live` has stays behind the item that
+/// preceded it.
 fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
     let wanted: HashMap<&str, ()> = config.iter().map(|(name, ..)| (name.as_str(), ())).collect();
     let by_name: HashMap<&str, &Value> =
@@ -177,7 +178,7 @@ fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
 
 /// Removes from `value` the fields in `gone`, unless they or fields below them are in `kept`.
 pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) {
-    /// Whether a part is removed as a whole; if not, it is pruned.
+    /// Returns whether a part is removed as a whole; if not, it is pruned.
     fn is_removed(
         name: &str,
         of: Shape<'_>,
@@ -188,10 +189,13 @@ pub fn prune(shape: Shape<'_>, value: &mut Value, gone: &Fields, kept: &Fields) 
     ) -> bool {
         let Some(gone) = gone.below.get(name) else { return false };
         match kept.below.get(name) {
+            // No part of it is kept: a field of the type goes as a whole, a map's key only if it
+            // was owned itself.
             None => gone.member || named,
             Some(kept) => {
                 let filled = !is_empty_object(part);
                 prune(of, part, gone, kept);
+                // It goes too if it has lost all that it had.
                 named && filled && !kept.member && is_empty_object(part)
             }
         }

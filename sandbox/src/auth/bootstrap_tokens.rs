@@ -9,7 +9,7 @@ use crate::object::{is_deleting, text};
 use crate::storage::store::Store;
 use kube_controller_manager::objects::Timestamp;
 
-/// The user of a token `ID.SECRET` whose Secret permits authentication.
+/// Returns the user of a token `ID.SECRET` whose Secret permits authentication.
 pub fn bootstrap_token(store: &Store, token: &str, now: Timestamp) -> Option<User> {
     let (id, secret) = token.split_once('.')?;
     let found = store.get("secrets", &format!("kube-system/bootstrap-token-{id}"))?;

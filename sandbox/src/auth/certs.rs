@@ -13,7 +13,7 @@ pub struct Pair {
     pub key: String,
 }
 
-/// A key that signs service accounts' tokens, in PEM.
+/// Returns a key that signs service accounts' tokens, in PEM.
 pub fn service_account_key() -> Result<String, rcgen::Error> {
     Ok(KeyPair::generate()?.serialize_pem())
 }
@@ -27,6 +27,8 @@ pub struct Authority {
 
 const YEAR: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
 
+/// Builds the parameters that all certificates have in common. They are valid from a year ago for
+/// eleven years.
 fn params(now: Timestamp, common_name: &str, organizations: &[&str]) -> CertificateParams {
     let mut params = CertificateParams::default();
     let mut name = DistinguishedName::new();
@@ -54,12 +56,12 @@ impl Authority {
         Ok(Authority { issuer: Issuer::new(params, key), certificate, now })
     }
 
-    /// The CA's key, in PEM.
+    /// Returns the CA's key, in PEM.
     pub fn key(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// A certificate for the server, for its loopback names.
+    /// Returns a certificate for the server, for its loopback names.
     pub fn serving(&self, address: std::net::IpAddr) -> Result<Pair, rcgen::Error> {
         let mut params = params(self.now, "kube-apiserver", &[]);
         for name in ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"] {
@@ -69,11 +71,12 @@ impl Authority {
         self.sign(params, ExtendedKeyUsagePurpose::ServerAuth)
     }
 
-    /// A client certificate with the user's name and groups.
+    /// Returns a client certificate with the user's name and groups.
     pub fn client(&self, user: &str, groups: &[&str]) -> Result<Pair, rcgen::Error> {
         self.sign(params(self.now, user, groups), ExtendedKeyUsagePurpose::ClientAuth)
     }
 
+    /// Signs a certificate for a new key.
     fn sign(
         &self,
         mut params: CertificateParams,

@@ -17,7 +17,7 @@ use kube_controller_manager::objects::Timestamp;
 pub const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// A date as labels have it: `2026-11-25`.
+/// Returns a date as labels have it: `2026-11-25`.
 pub fn date(time: Timestamp) -> String {
     time.to_jiff().strftime("%Y-%m-%d").to_string()
 }
@@ -33,6 +33,8 @@ pub struct LegacyToken {
 }
 
 impl LegacyToken {
+    /// Finds the Secret and the account of a legacy token. `None`: the token is not one that this
+    /// server signed, or the objects no longer have it.
     pub fn find(auth: &Auth, store: &Store, token: &str, now: Timestamp) -> Option<LegacyToken> {
         let claims = auth.signer.as_ref()?.public_key().verify(token)?;
         let LegacyClaims { issuer, namespace, secret_name, account_name, account_uid, subject } =

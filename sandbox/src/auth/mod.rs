@@ -52,7 +52,7 @@ impl Auth {
         Auth { signer: Some(signer), clients: Some(clients), ..Auth::default() }
     }
 
-    /// A new token for `user`.
+    /// Returns a new token for `user`.
     pub fn issue(&self, user: User, audiences: Vec<String>, expires: Option<Timestamp>) -> String {
         let token = random_text();
         self.keep(token, Token { user, audiences, expires })
@@ -63,7 +63,7 @@ impl Auth {
         token
     }
 
-    /// A new signed token for a service account. `bound`: the objects that it names.
+    /// Issues a new signed token for a service account. `bound`: the objects that it names.
     pub fn issue_for_account(
         &self,
         (namespace, name, uid): (&str, &str, &str),
@@ -102,7 +102,7 @@ impl Auth {
         tokens.retain(|_, token| token.user.name != user);
     }
 
-    /// The user and audiences of a token that is valid.
+    /// Returns the user and audiences of a token that is valid.
     pub fn token(&self, token: &str, now: Timestamp) -> Option<(User, Vec<String>)> {
         let tokens = self.tokens.lock();
         let token = tokens.get(token)?;
@@ -110,9 +110,9 @@ impl Auth {
         good.then(|| (token.user.clone(), token.audiences.clone()))
     }
 
-    /// The user of a request; `None`: 401. A bearer token counts when there is no valid
-    /// certificate. `other` finds the user of a token that was not issued here. Without certificate
-    /// and token the user is anonymous.
+    /// Authenticates a request by its certificate or bearer token; `None`: 401. A bearer token
+    /// counts when there is no valid certificate. `other` finds the user of a token that was not
+    /// issued here. Without certificate and token the user is anonymous.
     pub fn user(
         &self,
         peer: &Chain,
@@ -143,15 +143,17 @@ impl Auth {
     }
 }
 
-/// The token of an `Authorization` header that has one. Upstream: `bearertoken.Authenticator`.
+/// Returns the token of an `Authorization` header that has one. Upstream:
+/// `bearertoken.Authenticator`.
 fn bearer(header: &str) -> Option<&str> {
     let mut words = header.trim().split(' ');
     let is_bearer = words.next().is_some_and(|word| word.eq_ignore_ascii_case("bearer"));
     words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
-/// Those of `wanted` for which a token with `audiences` is valid; it is not if there are none. The
-/// API server is the audience of a token without any, and is wanted where `wanted` is empty.
+/// Returns those of `wanted` for which a token with `audiences` is valid; it is not if there are
+/// none. The API server is the audience of a token without any, and is wanted where `wanted` is
+/// empty.
 pub fn valid_audiences(audiences: &[String], wanted: &[String]) -> Vec<String> {
     let or_api_server = |list: &[String]| match list {
         [] => vec![ISSUER.to_owned()],
@@ -161,7 +163,7 @@ pub fn valid_audiences(audiences: &[String], wanted: &[String]) -> Vec<String> {
     or_api_server(audiences).into_iter().filter(|audience| wanted.contains(audience)).collect()
 }
 
-/// 256 random bits, made of the random keys of the standard library's hash maps.
+/// Returns 256 random bits as text, made of the random keys of the standard library's hash maps.
 fn random_text() -> String {
     (0..4u8).map(|n| format!("{:016x}", RandomState::new().hash_one(n))).collect()
 }

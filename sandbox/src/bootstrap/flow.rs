@@ -100,6 +100,7 @@ fn object(kind: &str, name: &str, spec: Value) -> Value {
     })
 }
 
+/// Builds a priority level; one without queues rejects what is beyond its share.
 fn level(Level(name, shares, lent, queues): &Level) -> Value {
     let response = match queues {
         None => json!({ "type": "Reject" }),
@@ -115,6 +116,7 @@ fn level(Level(name, shares, lent, queues): &Level) -> Value {
     object("PriorityLevelConfiguration", name, spec)
 }
 
+/// Builds a subject: `group:…`, `accounts:…` for all service accounts of a namespace, or `user:…`.
 fn subject(who: &&str) -> Value {
     match who.split_once(':') {
         Some(("group", name)) => json!({ "kind": "Group", "group": { "name": name } }),
@@ -126,6 +128,7 @@ fn subject(who: &&str) -> Value {
     }
 }
 
+/// Builds the rule of a FlowSchema that matches these requests.
 fn rule(requests: Requests) -> Value {
     let leases = |verbs: &[&str]| {
         json!({
@@ -154,6 +157,7 @@ fn rule(requests: Requests) -> Value {
     }
 }
 
+/// Builds a flow schema.
 fn schema(Schema(name, precedence, level, flows, requests, who): &Schema) -> Value {
     let mut rule = rule(*requests);
     rule["subjects"] = who.iter().map(subject).collect();

@@ -12,7 +12,8 @@ const TABLE: &str = include_str!("roles.txt");
 const GATED: &str = include_str!("gated_roles.txt");
 const KUBEADM: &str = include_str!("kubeadm_roles.txt");
 
-/// Kind, resource and object of each line that names one, with its rules.
+/// Parses a table of roles and bindings: resource and object of each line that names one, with the
+/// rules of the lines below it.
 fn objects(table: &str) -> Vec<(&'static str, Value)> {
     let mut objects: Vec<(&'static str, Value)> = Vec::new();
     for line in table.lines().filter(|line| !line.starts_with('#')) {
@@ -38,6 +39,7 @@ fn objects(table: &str) -> Vec<(&'static str, Value)> {
     objects
 }
 
+/// Builds a rule from its words: verbs and paths, or verbs, groups, resources and perhaps names.
 fn rule(words: &[&str]) -> Value {
     let each = |words: &str| -> Value {
         words.split(',').map(|word| if word == "core" { "" } else { word }).collect()
@@ -55,6 +57,8 @@ fn rule(words: &[&str]) -> Value {
     }
 }
 
+/// Builds an RBAC object without rules, with the labels of the server's own roles.
+///
 /// `name`: `NAMESPACE/NAME`, or `NAME` in the cluster scope.
 fn named(kind: &str, name: &str) -> Value {
     let mut object = json!({
@@ -72,6 +76,7 @@ fn named(kind: &str, name: &str) -> Value {
     object
 }
 
+/// Builds a role without rules from a line of the table, and returns it with its resource.
 fn role(what: &str, name: &str, labels: &[&str]) -> (&'static str, Value) {
     let (resource, kind) = match what {
         "role" => ("roles", "Role"),
@@ -92,6 +97,8 @@ fn role(what: &str, name: &str, labels: &[&str]) -> (&'static str, Value) {
     (resource, role)
 }
 
+/// Builds a binding from the words of its line: the role as `KIND/NAME` or `NAME` of a ClusterRole,
+/// the subjects as `account:NAMESPACE/NAME`, `group:NAME` or `user:NAME`.
 fn binding(what: &str, name: &str, to: &str, subjects: &[&str]) -> (&'static str, Value) {
     let (resource, kind) = match what {
         "rolebinding" => ("rolebindings", "RoleBinding"),

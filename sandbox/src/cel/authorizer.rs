@@ -8,8 +8,9 @@ use crate::access::Access;
 
 /// Answers whether a user may do something.
 pub trait Authorize {
-    /// `account`: the service account (namespace and name) to check; `None`: the user of the
-    /// request. Both results carry the reason; `Err`: the access is not allowed.
+    /// Decides whether an access is allowed. `account`: the service account (namespace and name) to
+    /// check; `None`: the user of the request. Both results carry the reason; `Err`: the access is
+    /// not allowed.
     fn authorize(
         &self,
         account: Option<&(String, String)>,
@@ -18,7 +19,7 @@ pub trait Authorize {
 }
 
 impl Question {
-    /// About a resource: `authorizer.requestResource`.
+    /// Builds the question about a resource: `authorizer.requestResource`.
     pub fn of_resource(access: Access) -> Value {
         Value::Question(Arc::new(Question {
             access,
@@ -28,6 +29,8 @@ impl Question {
     }
 }
 
+/// Evaluates the functions of the authorizer: each narrows the question by one part, and `check`
+/// asks it. `None`: not one of them.
 pub fn call(
     name: &str,
     args: &[Value],
@@ -83,10 +86,13 @@ pub fn call(
 }
 
 impl Answer {
+    /// Returns a field of the authorizer's decision, which a rule reads like a function without
+    /// arguments.
     fn part(&self, name: &str) -> Option<Value> {
         Some(match name {
             "allowed" => self.allowed.into(),
             "reason" => self.reason.as_str().into(),
+            // RBAC decides without errors: a fault in its lookup is part of the reason.
             "errored" => false.into(),
             "error" => "".into(),
             _ => return None,

@@ -67,6 +67,7 @@ impl Walk<'_> {
         if self.steps.get() > MAX_STEPS { Err(COST_LIMIT.to_owned()) } else { Ok(()) }
     }
 
+    /// Evaluates an expression. Each node costs a step, and too many steps are an error.
     fn value(&mut self, expr: &Expr) -> Result<Value> {
         self.charge(1)?;
         match &expr.node {
@@ -102,6 +103,8 @@ impl Walk<'_> {
         }
     }
 
+    /// Looks a name up: first the variables of macros, the innermost first, then those of the
+    /// expression, then the types. A leading dot is ignored.
     fn variable(&self, name: &str) -> Result<Value> {
         let name = name.strip_prefix('.').unwrap_or(name);
         if let Some((_, value)) = self.locals.iter().rev().find(|(local, _)| local == name) {
@@ -118,7 +121,8 @@ impl Walk<'_> {
             || self.variables.values.contains_key(name)
     }
 
-    /// A variable of the policy. Upstream: `compositedCompiler`.
+    /// Evaluates a variable of the policy at its first use, and keeps the result. Upstream:
+    /// `compositedCompiler`.
     fn lazy(&self, name: &str) -> Result<Value> {
         let known = &self.variables.lazy[..self.known];
         let Some(at) = known.iter().rposition(|lazy| lazy.name == name) else {
@@ -138,6 +142,7 @@ impl Walk<'_> {
         found
     }
 
+    /// Evaluates `operand.field`, or `has(operand.field)` if `test_only`.
     fn select(&mut self, operand: &Expr, field: &str, test_only: bool) -> Result<Value> {
         if let Node::Ident(name) = &operand.node
             && name == "variables"
@@ -178,6 +183,8 @@ impl Walk<'_> {
         }
     }
 
+    /// Evaluates a call. Operators that need not evaluate all operands are decided here, the others
+    /// by name in [`functions::call`].
     fn call(&mut self, function: &str, target: Option<&Expr>, args: &[Expr]) -> Result<Value> {
         match (function, args) {
             ("_&&_", [left, right]) => return self.logic(left, right, false),
@@ -221,7 +228,8 @@ impl Walk<'_> {
         functions::call(&name, target.is_some(), &values, self.variables.authorize)
     }
 
-    /// `&&` and `||`: an error counts only where the other side does not decide.
+    /// Evaluates `&&` (`decides` is false) or `||` (`decides` is true): an error counts only where
+    /// the other side does not decide.
     fn logic(&mut self, left: &Expr, right: &Expr, decides: bool) -> Result<Value> {
         let of = |value: Result<Value>| match value {
             Ok(Value::Bool(value)) => Ok(value),
@@ -240,6 +248,8 @@ impl Walk<'_> {
         right.map(Value::from)
     }
 
+    /// Evaluates a macro such as `all` or `map`: steps through the range while its condition holds.
+    /// The variables of each step are removed after it.
     fn comprehension(&mut self, c: &Comprehension) -> Result<Value> {
         let range = self.value(&c.range)?;
         let items: Vec<(Value, Option<Value>)> = match (&range, c.var2.is_some()) {
@@ -290,6 +300,7 @@ fn optional(value: Value) -> Result<Option<Value>> {
     }
 }
 
+/// Converts a literal of the expression to a value.
 fn literal_value(literal: &Literal) -> Value {
     match literal {
         Literal::Null => Value::Null,

@@ -55,6 +55,7 @@ fn named(name: &str) -> Option<&'static str> {
     known.or((name == "uri").then_some("uri"))
 }
 
+/// Calls a function of named formats; `None`: there is no such function for these arguments.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(Ok(match (name, args) {
         ("format.named", [Value::String(name)]) => named(name).map(Value::Format).into(),
@@ -69,7 +70,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     }))
 }
 
-/// The faults of `text`; `None` when it has none.
+/// Lists the faults of `text`; `None` when it has none, or the format is not known.
 fn faults(format: &str, text: &str) -> Option<Vec<String>> {
     if format == "uri" {
         let url = kubernetes::call("isURL", &[text.into()]);

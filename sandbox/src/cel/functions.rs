@@ -4,12 +4,12 @@ use super::authorizer::{self, Authorize};
 use super::value::Value;
 use super::{Result, formats, kubernetes, lists, net, operators, strings, times};
 
-/// Whether `name` is a prefix of function names, as `sets` in `sets.contains`.
+/// Returns whether `name` is a prefix of function names, as `sets` in `sets.contains`.
 pub fn is_namespace(name: &str) -> bool {
     matches!(name, "optional" | "sets" | "lists" | "strings" | "ip" | "format" | "cel")
 }
 
-/// The type that a name stands for.
+/// Returns the type that a name stands for.
 pub fn type_named(name: &str) -> Option<Value> {
     let known = matches!(
         name,
@@ -32,12 +32,13 @@ pub fn type_named(name: &str) -> Option<Value> {
     known.then(|| Value::Type(name.into()))
 }
 
-/// The steps that a function is charged for its arguments.
+/// Returns the steps that a function is charged for its arguments.
 pub fn cost(name: &str, args: &[Value]) -> u64 {
     let size = |value: &Value| match value {
         Value::String(text) => text.len() / 10,
         Value::Bytes(bytes) => bytes.len() / 10,
         Value::List(items) => match name {
+            // Both take as long for any length.
             "_[_]" | "size" => 0,
             "_+_" => items.len() / 16,
             _ => items.len(),

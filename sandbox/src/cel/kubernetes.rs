@@ -10,6 +10,7 @@ use super::value::{Key, Semver, Url, Value};
 use kube_controller_manager::objects::Quantity;
 use kube_controller_manager::percent::decode_query;
 
+/// Evaluates the functions of quantities, URLs and semantic versions. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {
         ("quantity", [Value::String(text)]) => {
@@ -49,6 +50,7 @@ fn order(a: &Value, b: &Value) -> Option<Result<Ordering>> {
     }
 }
 
+/// Calls a function of quantities; `None`: there is no such function for these arguments.
 fn of_quantity(name: &str, quantity: Quantity, rest: &[Value]) -> Option<Result<Value>> {
     let is_whole = quantity.rounded_up().compare(quantity).is_eq();
     let other = match rest {
@@ -100,6 +102,8 @@ impl Url {
         Some(url)
     }
 
+    /// Splits the URL's host into the name, without the brackets of an IPv6 address, and the port,
+    /// which is empty when absent.
     fn host_and_port(&self) -> (&str, &str) {
         let end = self.host.rfind(']').unwrap_or(0);
         let (name, port) = match self.host[end..].rfind(':') {
@@ -109,6 +113,7 @@ impl Url {
         (name.trim_start_matches('[').trim_end_matches(']'), port)
     }
 
+    /// Returns the part of a URL that a function asks for; `None`: there is no such function.
     fn part(&self, name: &str) -> Option<Value> {
         Some(match name {
             "getScheme" => self.scheme.as_str().into(),
@@ -132,7 +137,8 @@ impl Url {
 }
 
 impl Semver {
-    /// With `normalize` a leading `v`, leading zeros and missing numbers are accepted.
+    /// Parses a semantic version. With `normalize` a leading `v`, leading zeros and missing numbers
+    /// are accepted.
     fn parse(text: &str, normalize: bool) -> Option<Semver> {
         let text = if normalize { text.strip_prefix('v').unwrap_or(text) } else { text };
         let text = text.split_once('+').map_or(text, |(version, _)| version);
@@ -162,6 +168,8 @@ impl Semver {
         pre_release.iter().all(fine).then_some(Semver { numbers, pre_release })
     }
 
+    /// Compares two versions as semver orders them: one with a pre-release is before the one
+    /// without, and numeric identifiers are before others. Build metadata do not count.
     fn compare(&self, other: &Semver) -> Ordering {
         let order = self.numbers.cmp(&other.numbers);
         if order.is_ne() {

@@ -10,6 +10,7 @@ use super::{COST_LIMIT, Result, operators};
 /// The greatest number of items in a list that a function creates from a number.
 const LONGEST: i64 = 1_000_000;
 
+/// Evaluates the functions of lists, sets, maps and optionals. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(match (name, args) {
         ("value", [Value::Optional(value)]) => match value {
@@ -96,6 +97,7 @@ fn repeated(key: &Key) -> String {
     format!("insert failed: key {} already exists", key.value().text().unwrap_or_default())
 }
 
+/// Returns a map with this member too; fails if it has the key already.
 fn insert(
     members: &Arc<std::collections::BTreeMap<Key, Value>>,
     key: &Value,
@@ -118,6 +120,7 @@ fn holds_all(a: &[Value], b: &[Value]) -> bool {
     b.iter().all(|item| a.contains(item))
 }
 
+/// Returns the items in this range of a list; fails if the range is not inside the list.
 fn slice(items: &[Value], from: i64, to: i64) -> Result<Value> {
     let at = |index: i64| usize::try_from(index).ok();
     match (at(from), at(to)) {
@@ -134,6 +137,7 @@ fn slice(items: &[Value], from: i64, to: i64) -> Result<Value> {
     }
 }
 
+/// Returns the items with nested lists resolved, down to this depth.
 fn flat(items: &[Value], depth: i64) -> Vec<Value> {
     let mut found = Vec::new();
     for item in items {
@@ -154,6 +158,8 @@ fn sorted(items: &[Value], keys: &[Value]) -> Result<Value> {
     Ok(Value::list(pairs.into_iter().map(|(_, item)| item.clone()).collect()))
 }
 
+/// Returns the lowest or highest item; fails for an empty list, and for items that cannot be
+/// compared.
 fn extreme(name: &str, items: &[Value], wanted: Ordering) -> Result<Value> {
     let mut items = items.iter();
     let first = items.next().ok_or_else(|| format!("{name} called on empty list"))?;

@@ -37,12 +37,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Errors: where the syntax is wrong.
+    /// Parses an expression. Errors: where the syntax is wrong.
     pub fn parse(source: &str) -> Result<Program> {
         Ok(Program { expr: cel_compiler::parse(source)? })
     }
 
-    /// Whether the expression names this variable.
+    /// Returns whether the expression names this variable.
     pub fn uses(&self, variable: &str) -> bool {
         fn names(expr: &Expr, variable: &str) -> bool {
             let mut found = matches!(&expr.node, Node::Ident(name) if name == variable);
@@ -52,7 +52,7 @@ impl Program {
         names(&self.expr, variable)
     }
 
-    /// The value of the expression. Recursive: see [`cel_compiler::on_deep_stack`].
+    /// Returns the value of the expression. Recursive: see [`cel_compiler::on_deep_stack`].
     pub fn evaluate(&self, variables: &Variables<'_>) -> Result<Value> {
         evaluate::evaluate(&self.expr, variables)
     }

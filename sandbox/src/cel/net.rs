@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::Result;
 use super::value::Value;
 
-/// Conversions of texts to addresses.
+/// Calls a function that converts a text to an address or network, or tests whether it is one.
 pub fn make(function: &str, of: &Value) -> Result<Value> {
     let text = match (function, of) {
         ("ip", Value::Cidr(ip, _)) => return Ok(Value::Ip(*ip)),
@@ -44,7 +44,7 @@ fn width(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
 
-/// The address with all bits behind the prefix cleared.
+/// Clears all bits of the address behind the prefix.
 fn masked(ip: IpAddr, bits: u8) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => {
@@ -76,7 +76,8 @@ fn is_unicast_of_link(ip: IpAddr) -> bool {
     }
 }
 
-/// Upstream: Go's `net.IP.IsGlobalUnicast`.
+/// Returns whether the address is a unicast one that is valid beyond its link. Upstream: Go's
+/// `net.IP.IsGlobalUnicast`.
 fn is_global_unicast(ip: IpAddr) -> bool {
     let broadcast = matches!(ip, IpAddr::V4(ip) if ip.is_broadcast());
     !(broadcast
@@ -86,6 +87,7 @@ fn is_global_unicast(ip: IpAddr) -> bool {
         || is_unicast_of_link(ip))
 }
 
+/// Evaluates the functions of IP addresses and CIDR blocks. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     let found = match (name, args) {
         ("family", [Value::Ip(ip)]) => Value::Int(if ip.is_ipv4() { 4 } else { 6 }),

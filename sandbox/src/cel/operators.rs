@@ -14,7 +14,7 @@ fn no_overload<T>() -> Result<T> {
     Err(NO_OVERLOAD.to_owned())
 }
 
-/// The field of a value; `None` when it is absent. Errors: the value has no fields.
+/// Returns the field of a value; `None` when it is absent. Errors: the value has no fields.
 pub fn field(of: &Value, name: &str) -> Result<Option<Value>> {
     match of {
         Value::Map(members) => Ok(members.get(&Key::String(name.into())).cloned()),
@@ -22,7 +22,7 @@ pub fn field(of: &Value, name: &str) -> Result<Option<Value>> {
     }
 }
 
-/// The binary operators that evaluate both operands.
+/// Evaluates the binary operators that need both operands. `None`: not one of them.
 pub fn binary(function: &str, a: &Value, b: &Value) -> Option<Result<Value>> {
     Some(match function {
         "_==_" => Ok((a == b).into()),
@@ -72,6 +72,7 @@ fn contains(item: &Value, of: &Value) -> Result<Value> {
     }
 }
 
+/// Returns an item of a list or map, or of one that is optional; `None`: it has no such item.
 fn index(of: &Value, at: &Value) -> Result<Option<Value>> {
     match of {
         Value::List(items) => match Key::of(at) {
@@ -90,6 +91,7 @@ fn index(of: &Value, at: &Value) -> Result<Option<Value>> {
     }
 }
 
+/// Adds or concatenates two values; integers and times that overflow are errors.
 fn add(a: &Value, b: &Value) -> Result<Value> {
     let times = || "timestamp overflow".to_owned();
     Ok(match (a, b) {
@@ -111,6 +113,7 @@ fn add(a: &Value, b: &Value) -> Result<Value> {
     })
 }
 
+/// Subtracts two values; integers and times that overflow are errors.
 fn subtract(a: &Value, b: &Value) -> Result<Value> {
     Ok(match (a, b) {
         (Value::Int(a), Value::Int(b)) => Value::Int(a.checked_sub(*b).ok_or(OVERFLOW)?),
@@ -129,6 +132,8 @@ fn subtract(a: &Value, b: &Value) -> Result<Value> {
     })
 }
 
+/// Multiplies, divides or takes the remainder; integers that overflow, and division of integers by
+/// zero, are errors.
 fn scale(function: &str, a: &Value, b: &Value) -> Result<Value> {
     let zero =
         || (if function == "_/_" { "division by zero" } else { "modulus by zero" }).to_owned();
@@ -150,7 +155,7 @@ fn scale(function: &str, a: &Value, b: &Value) -> Result<Value> {
     })
 }
 
-/// Negation, size and conversions.
+/// Evaluates negation, size and conversions. `None`: not one of them.
 pub fn unary(function: &str, of: &Value) -> Option<Result<Value>> {
     Some(match (function, of) {
         ("!_", Value::Bool(value)) => Ok((!value).into()),
@@ -207,6 +212,7 @@ fn conversion<T>(of: &Value, to: &str) -> Result<T> {
     Err(format!("type conversion error from {text:?} to '{to}'"))
 }
 
+/// Converts a value to an integer; a timestamp becomes seconds, a duration nanoseconds.
 fn to_int(of: &Value) -> Result<Value> {
     match of {
         Value::Int(_) => Ok(of.clone()),
@@ -226,6 +232,7 @@ fn to_int(of: &Value) -> Result<Value> {
     }
 }
 
+/// Converts a value to an unsigned integer; a value out of range is an error.
 fn to_uint(of: &Value) -> Result<Value> {
     match of {
         Value::Uint(_) => Ok(of.clone()),

@@ -8,6 +8,7 @@ use super::{COST_LIMIT, Result};
 /// The longest text that a function makes out of copies, in bytes.
 const LONGEST_TEXT: usize = 10_000_000;
 
+/// Evaluates the functions of strings. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     if let ("join", [Value::List(items), separator @ ..]) = (name, args) {
         return Some(join(items, separator.first().and_then(Value::as_str).unwrap_or_default()));
@@ -93,7 +94,7 @@ fn find_all(text: &str, pattern: &str, limit: i64) -> Result<Value> {
     Ok(Value::list(found.collect()))
 }
 
-/// The bytes from one character to another. `None`: there are fewer.
+/// Returns the bytes from one character to another. `None`: there are fewer.
 fn char_range(text: &str, from: i64, to: i64) -> Option<(usize, usize)> {
     let at = |index: i64| {
         let index = usize::try_from(index).ok()?;
@@ -126,7 +127,8 @@ fn substring(text: &str, from: i64, to: i64) -> Result<Value> {
     }
 }
 
-/// Upstream: Go's `strings.SplitN`.
+/// Splits a text into at most `limit` parts; a negative limit means all. Upstream: Go's
+/// `strings.SplitN`.
 fn split(text: &str, separator: &str, limit: i64) -> Value {
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let parts: Vec<Value> = match limit {
@@ -153,11 +155,12 @@ fn join(items: &[Value], separator: &str) -> Result<Value> {
     }
 }
 
-/// Whether `count` copies of a text of this length are too long.
+/// Returns whether `count` copies of a text of this length are too long.
 fn is_long(copies: usize, length: usize) -> bool {
     copies.saturating_mul(length) > LONGEST_TEXT
 }
 
+/// Quotes a text, with escapes for control characters, quotes and backslashes.
 fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
@@ -178,7 +181,7 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// `'%s: %.2f'.format([…])`. Upstream: `ext.stringFormat`.
+/// Evaluates `'%s: %.2f'.format([…])`. Upstream: `ext.stringFormat`.
 fn format(pattern: &str, values: &[Value]) -> Result<Value> {
     let mut text = String::new();
     let mut used = 0;
@@ -208,8 +211,9 @@ fn format(pattern: &str, values: &[Value]) -> Result<Value> {
     Ok(text.into())
 }
 
+/// Formats one value by the clause of its letter. Errors: the value's type does not fit the clause.
 fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> {
-    let wrong = |clause: &str| {
+    let wrong_type = |clause: &str| {
         Err(format!(
             "error during formatting: {clause} clause can only be used on numbers, was given {}",
             value.type_name()
@@ -240,10 +244,10 @@ fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> 
         ('x', Value::Bytes(bytes)) => hexadecimal(bytes),
         ('X', Value::String(text)) => hexadecimal(text.as_bytes()).to_uppercase(),
         ('X', Value::Bytes(bytes)) => hexadecimal(bytes).to_uppercase(),
-        ('d', _) => return wrong("decimal"),
-        ('f', _) => return wrong("fixed-point"),
-        ('e', _) => return wrong("scientific"),
-        ('b' | 'o' | 'x' | 'X', _) => return wrong("integer"),
+        ('d', _) => return wrong_type("decimal"),
+        ('f', _) => return wrong_type("fixed-point"),
+        ('e', _) => return wrong_type("scientific"),
+        ('b' | 'o' | 'x' | 'X', _) => return wrong_type("integer"),
         _ => {
             return Err(format!(
                 "error during formatting: unrecognized formatting clause {clause:?}"
@@ -260,7 +264,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A value as `%s` shows it.
+/// Formats a value as `%s` shows it.
 fn shown(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),

@@ -18,6 +18,7 @@ const UNITS: [(&str, i128); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
+/// Converts a value to a duration; an integer counts nanoseconds.
 pub fn duration(of: &Value) -> Result<Value> {
     match of {
         Value::Duration(_) => Ok(of.clone()),
@@ -29,6 +30,7 @@ pub fn duration(of: &Value) -> Result<Value> {
     }
 }
 
+/// Converts a value to a timestamp; an integer counts seconds.
 pub fn timestamp(of: &Value) -> Result<Value> {
     match of {
         Value::Timestamp(_) => Ok(of.clone()),
@@ -42,7 +44,7 @@ pub fn timestamp(of: &Value) -> Result<Value> {
     }
 }
 
-/// Upstream: Go's `time.ParseDuration`.
+/// Parses a duration such as `1h30m` or `-1.5s`. Upstream: Go's `time.ParseDuration`.
 pub fn parse_duration(text: &str) -> Option<SignedDuration> {
     let (sign, mut rest) = match text.strip_prefix('-') {
         Some(rest) => (-1, rest),
@@ -79,6 +81,7 @@ pub fn parse_duration(text: &str) -> Option<SignedDuration> {
     i64::try_from(sign * nanos).ok().map(SignedDuration::from_nanos)
 }
 
+/// Parses a time zone: a name, or an offset of hours and minutes.
 fn zone(name: &str) -> Result<TimeZone> {
     let unknown = || format!("unknown time zone {name}");
     let (sign, rest) = match name.strip_prefix('-') {
@@ -101,6 +104,7 @@ fn zone(name: &str) -> Result<TimeZone> {
     }
 }
 
+/// Evaluates the functions of durations and timestamps. `None`: not one of them.
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     let (time, zone_name) = match args {
         [Value::Duration(duration)] => {
@@ -133,6 +137,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(Ok(Value::Int(number)))
 }
 
+/// Returns the whole duration in the unit that a function names; `None`: there is no such function.
 fn of_duration(name: &str, duration: SignedDuration) -> Option<i64> {
     let seconds = duration.as_secs();
     Some(match name {

@@ -93,7 +93,8 @@ pub struct Answer {
 }
 
 impl Key {
-    /// `None` when a value of this type cannot be a key.
+    /// Converts a value to the key of a map; whole numbers of all types are the same key. `None`
+    /// when a value of this type cannot be a key.
     pub fn of(value: &Value) -> Option<Key> {
         Some(match value {
             Value::Bool(value) => Key::Bool(*value),
@@ -172,6 +173,7 @@ impl Value {
         Value::Int(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
+    /// Returns the name of the value's type, as `type()` and errors show it.
     pub fn type_name(&self) -> &'static str {
         match self {
             Value::Null => "null_type",
@@ -205,7 +207,7 @@ impl Value {
         }
     }
 
-    /// Whether the value is the zero value of its type. Upstream: `traits.Zeroer`.
+    /// Returns whether the value is the zero value of its type. Upstream: `traits.Zeroer`.
     pub fn is_zero(&self) -> bool {
         match self {
             Value::Null => true,
@@ -244,7 +246,8 @@ impl Value {
         })
     }
 
-    /// The text of `string()`; `None` when values of this type cannot be converted.
+    /// Converts a value to the text of `string()`; `None` when values of this type cannot be
+    /// converted.
     pub fn text(&self) -> Option<String> {
         Some(match self {
             Value::String(text) => text.to_string(),
@@ -262,7 +265,7 @@ impl Value {
     }
 }
 
-/// The text of `string()`: seconds with their fraction.
+/// Formats a duration as `string()` does: seconds with their fraction.
 pub fn duration_text(duration: SignedDuration) -> String {
     let nanos = duration.as_nanos();
     let mut text = String::new();
@@ -276,7 +279,7 @@ pub fn duration_text(duration: SignedDuration) -> String {
     text + "s"
 }
 
-/// The shortest form in which Go prints the number.
+/// Formats a number in the shortest form in which Go prints it.
 pub fn double(value: f64) -> String {
     if value.is_nan() {
         "NaN".to_owned()

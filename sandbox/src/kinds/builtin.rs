@@ -15,7 +15,7 @@ fn no_field(_: &Value, _: &str) -> Option<String> {
     None
 }
 
-/// A kind of plain rules: nulls dropped, metadata checked.
+/// Builds a kind with plain rules: it drops nulls and checks the metadata.
 pub(super) fn kind(
     group: &'static str,
     kind: &'static str,
@@ -23,6 +23,7 @@ pub(super) fn kind(
     short_names: &[&str],
     namespaced: bool,
 ) -> Kind {
+    // Autoscalers are stored as version 2; `views` serves version 1 of them.
     let version = if group == "autoscaling" { "v2" } else { "v1" };
     Kind {
         resource: ResourceType::fixed(group, version, kind, plural, namespaced),
@@ -53,7 +54,7 @@ impl Kind {
         self
     }
 
-    /// A status of its own, which the main endpoint leaves alone.
+    /// Gives the kind a status of its own, which the main endpoint leaves alone.
     pub(super) fn status(mut self, new: fn(&mut Value)) -> Kind {
         self.subresources.push(Subresource::Status);
         self.prepare_create = Box::new(new);
@@ -99,7 +100,7 @@ impl Kind {
         self
     }
 
-    /// The rules apply to updates of the status as well.
+    /// Applies the rules to updates of the status as well.
     fn checked_status(mut self) -> Kind {
         self.checks_status = true;
         self
@@ -117,7 +118,7 @@ impl Kind {
     }
 }
 
-/// All built-in kinds, in the order in which discovery shows them within each group.
+/// Returns all built-in kinds, in the order in which discovery shows them within each group.
 pub fn builtin() -> Vec<Kind> {
     let mut kinds = core_kinds();
     kinds.extend(workload_kinds());
@@ -125,6 +126,7 @@ pub fn builtin() -> Vec<Kind> {
     kinds
 }
 
+/// Lists the kinds of the core group, with their rules and subresources.
 fn core_kinds() -> Vec<Kind> {
     const G: &str = "";
     let mut pods = kind(G, "Pod", "pods", &["po"], true)
@@ -215,6 +217,7 @@ fn core_kinds() -> Vec<Kind> {
     ]
 }
 
+/// Lists the kinds of the groups apps, batch, autoscaling and policy.
 fn workload_kinds() -> Vec<Kind> {
     let workload = |group, name, plural, short: &[&str]| {
         kind(group, name, plural, short, true).category("all").generation()
@@ -279,6 +282,7 @@ fn workload_kinds() -> Vec<Kind> {
     ]
 }
 
+/// Lists the kinds of the other groups: network, RBAC, storage, devices, admission and reviews.
 fn cluster_kinds() -> Vec<Kind> {
     const NET: &str = "networking.k8s.io";
     const RBAC: &str = "rbac.authorization.k8s.io";

@@ -7,7 +7,7 @@ use super::quantity;
 use crate::kinds::human_duration;
 use kube_controller_manager::objects::Timestamp;
 
-/// The text at a pointer, or `other` when absent.
+/// Returns the text at a pointer, or `other` when absent.
 pub fn or<'a>(object: &'a Value, pointer: &str, other: &'a str) -> &'a str {
     match text(object, pointer) {
         "" => other,
@@ -19,7 +19,7 @@ fn seconds(object: &Value, pointer: &str) -> Option<i64> {
     text(object, pointer).parse::<Timestamp>().ok().map(Timestamp::as_secs)
 }
 
-/// The age of a time in the object. Upstream: `translateTimestampSince`.
+/// Returns the age of a time in the object. Upstream: `translateTimestampSince`.
 pub fn since(object: &Value, pointer: &str, now: i64) -> String {
     seconds(object, pointer)
         .map_or_else(|| "<unknown>".to_owned(), |then| human_duration(now - then))
@@ -29,7 +29,7 @@ pub fn age(object: &Value, now: i64) -> String {
     since(object, "/metadata/creationTimestamp", now)
 }
 
-/// The first three, and the number of the others.
+/// Joins the first `max` items, and adds the number of the others.
 fn with_more(mut items: Vec<String>, max: usize) -> String {
     let left = items.len().saturating_sub(max);
     items.truncate(max);
@@ -41,7 +41,7 @@ fn none_if_empty(text: String) -> String {
     if text.is_empty() { "<none>".to_owned() } else { text }
 }
 
-/// `a=b,c=d`, sorted. Upstream: `labels.FormatLabels`.
+/// Formats a map as `a=b,c=d`, sorted. Upstream: `labels.FormatLabels`.
 pub fn label_map(object: &Value, pointer: &str) -> String {
     let mut pairs: Vec<String> = members(object, pointer)
         .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
@@ -50,7 +50,7 @@ pub fn label_map(object: &Value, pointer: &str) -> String {
     none_if_empty(pairs.join(","))
 }
 
-/// Upstream: `metav1.FormatLabelSelector`.
+/// Formats the label selector at `pointer` as text. Upstream: `metav1.FormatLabelSelector`.
 pub fn selector(object: &Value, pointer: &str) -> String {
     let parsed = object.pointer(pointer).and_then(|value| {
         serde_json::from_value::<kube_controller_manager::objects::LabelSelector>(value.clone())
@@ -63,7 +63,7 @@ pub fn selector(object: &Value, pointer: &str) -> String {
     }
 }
 
-/// A member of each container, joined. `spec` points to the pod spec.
+/// Returns a member of each container, joined. `spec` points to the pod spec.
 pub fn containers(object: &Value, spec: &str, member: &str) -> String {
     let containers = list(object, &format!("{spec}/containers"));
     containers.iter().map(|container| text(container, member)).collect::<Vec<_>>().join(",")
@@ -91,6 +91,8 @@ fn terminated_reason(terminated: &Value) -> String {
     }
 }
 
+/// Computes the cells of a pod's row: ready containers, restarts, and the reason shown as its
+/// status. Upstream: `printPod`.
 fn summarize(pod: &Value) -> PodSummary {
     let phase = text(pod, "/status/phase");
     let inits = list(pod, "/spec/initContainers");
@@ -205,6 +207,7 @@ pub fn pod_gates(pod: &Value) -> String {
     format!("{passed}/{}", gates.len())
 }
 
+/// Renders a node's readiness from its `Ready` condition, and whether it is cordoned.
 pub fn node_status(node: &Value) -> String {
     let ready = list(node, "/status/conditions").iter().find(|c| text(c, "/type") == "Ready");
     let mut status = match ready.map(|c| text(c, "/status")) {
@@ -219,6 +222,7 @@ pub fn node_status(node: &Value) -> String {
     status
 }
 
+/// Returns the roles that a node's labels name, sorted and joined.
 pub fn node_roles(node: &Value) -> String {
     let mut roles: Vec<&str> = members(node, "/metadata/labels")
         .filter_map(|(key, value)| match key.strip_prefix("node-role.kubernetes.io/") {
@@ -247,6 +251,8 @@ pub fn node_kernel(node: &Value) -> String {
     }
 }
 
+/// Returns the addresses of a load balancer, sorted, each one once. An ingress without an IP counts
+/// with its host name.
 fn ingress_addresses(object: &Value) -> Vec<&str> {
     let mut addresses: Vec<&str> = list(object, "/status/loadBalancer/ingress")
         .iter()
@@ -272,6 +278,7 @@ pub fn ingress_hosts(ingress: &Value) -> String {
     if hosts.is_empty() { "*".to_owned() } else { with_more(hosts, 3) }
 }
 
+/// Renders the external addresses of a Service; which ones it has depends on its type.
 pub fn service_external_ip(service: &Value) -> String {
     let external = list(service, "/spec/externalIPs").iter().filter_map(Value::as_str);
     match text(service, "/spec/type") {
@@ -285,6 +292,7 @@ pub fn service_external_ip(service: &Value) -> String {
     }
 }
 
+/// Renders the ports of a Service, with their node ports if they have any.
 pub fn service_ports(service: &Value) -> String {
     let ports = list(service, "/spec/ports").iter().map(|port| {
         let protocol = text(port, "/protocol");
@@ -297,6 +305,7 @@ pub fn service_ports(service: &Value) -> String {
     none_if_empty(ports.collect::<Vec<_>>().join(","))
 }
 
+/// Renders the addresses of an Endpoints object: three of them, and the number of the others.
 pub fn endpoints(object: &Value) -> String {
     let mut all = Vec::new();
     for subset in list(object, "/subsets") {
@@ -316,6 +325,7 @@ pub fn endpoints(object: &Value) -> String {
     none_if_empty(with_more(all, 3))
 }
 
+/// Renders the ports of an EndpointSlice: three of them, and the number of the others.
 pub fn slice_ports(slice: &Value) -> String {
     let ports = list(slice, "/ports").iter().map(|port| match int(port, "/port") {
         Some(number) => number.to_string(),
@@ -375,6 +385,7 @@ pub fn event_count(event: &Value) -> i64 {
     int(event, "/series/count").unwrap_or(if count == 0 { 1 } else { count })
 }
 
+/// Returns the status of a Job: the first of these states that applies to it.
 pub fn job_status(job: &Value) -> &'static str {
     let has = |name: &str| {
         list(job, "/status/conditions")
@@ -413,7 +424,7 @@ pub fn job_duration(job: &Value, now: i64) -> String {
     human_duration(seconds(job, "/status/completionTime").unwrap_or(now) - start)
 }
 
-/// `RWO,RWX`. Upstream: `helper.GetAccessModesAsString`.
+/// Formats the access modes in short, such as `RWO,RWX`. Upstream: `helper.GetAccessModesAsString`.
 pub fn access_modes(object: &Value, pointer: &str) -> String {
     let modes = list(object, pointer);
     let short = [
@@ -426,7 +437,7 @@ pub fn access_modes(object: &Value, pointer: &str) -> String {
     held.map(|(_, short)| *short).collect::<Vec<_>>().join(",")
 }
 
-/// The storage class: the old annotation takes precedence over the field.
+/// Returns the storage class: the old annotation takes precedence over the field.
 pub fn storage_class(object: &Value) -> &str {
     let annotation = "/metadata/annotations/volume.beta.kubernetes.io~1storage-class";
     or(object, annotation, text(object, "/spec/storageClassName"))
@@ -439,7 +450,7 @@ pub fn phase_or_terminating(object: &Value) -> &str {
     }
 }
 
-/// Used and hard quotas; `limits` picks those whose name starts so.
+/// Lists used and hard quotas, those named `limits.…` if `limits`, else the others.
 pub fn quota(object: &Value, limits: bool) -> String {
     let mut entries: Vec<String> = members(object, "/status/hard")
         .filter(|(name, _)| name.starts_with("limits.") == limits)
@@ -453,6 +464,8 @@ pub fn quota(object: &Value, limits: bool) -> String {
     entries.join(", ")
 }
 
+/// Renders current and wanted values of an autoscaler's metrics: two of them, and the number of the
+/// others.
 pub fn hpa_targets(hpa: &Value) -> String {
     let current = list(hpa, "/status/currentMetrics");
     let targets: Vec<String> = list(hpa, "/spec/metrics")
@@ -470,6 +483,7 @@ pub fn hpa_targets(hpa: &Value) -> String {
     }
 }
 
+/// Formats the current and target value of an autoscaler's metric, such as `cpu: 50%/80%`.
 fn hpa_target(metric: &Value, status: &Value) -> String {
     let (source, named) = match text(metric, "/type") {
         "External" => ("external", false),
@@ -500,13 +514,14 @@ fn hpa_target(metric: &Value, status: &Value) -> String {
     format!("{prefix}{}/{}", percent(current, "<unknown>"), percent(wanted, "<auto>"))
 }
 
-/// Whether a PodCertificateRequest is answered, and how.
+/// Returns whether a PodCertificateRequest is answered, and how.
 pub fn pod_request_state(request: &Value) -> &str {
     let conditions = list(request, "/status/conditions").iter().rev();
     let mut states = conditions.map(|condition| text(condition, "/type"));
     states.find(|state| ["Issued", "Denied", "Failed"].contains(state)).unwrap_or("Pending")
 }
 
+/// Renders the state of a certificate request from its conditions and its certificate.
 pub fn csr_condition(csr: &Value) -> String {
     let has = |name: &str| list(csr, "/status/conditions").iter().any(|c| text(c, "/type") == name);
     let mut status = match (has("Denied"), has("Approved")) {
@@ -524,7 +539,7 @@ pub fn csr_condition(csr: &Value) -> String {
     status
 }
 
-/// The controller of a ControllerRevision: `deployment.apps/web`.
+/// Formats the controller of a ControllerRevision, such as `deployment.apps/web`.
 pub fn controller(object: &Value) -> String {
     let owners = list(object, "/metadata/ownerReferences");
     let Some(owner) = owners.iter().find(|owner| truth(owner, "/controller")) else {
@@ -537,7 +552,7 @@ pub fn controller(object: &Value) -> String {
     }
 }
 
-/// The subjects of one kind of a binding.
+/// Returns the subjects of one kind of a binding.
 pub fn subjects(binding: &Value, kind: &str) -> String {
     let of_kind = list(binding, "/subjects").iter().filter(|s| text(s, "/kind") == kind);
     let names = of_kind.map(|subject| match text(subject, "/namespace") {

@@ -15,6 +15,7 @@ use crate::status::Cause;
 const GROUP: &str = "certificates.k8s.io";
 const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
 
+/// Builds the kind ClusterTrustBundle.
 pub fn trust_bundles() -> Kind {
     let rules = Rules {
         check: bundle_faults,
@@ -26,7 +27,8 @@ pub fn trust_bundles() -> Kind {
     kind(GROUP, "ClusterTrustBundle", "clustertrustbundles", &[], false).rules(rules).fields(field)
 }
 
-/// The requests of kubelets for certificates of pods. Keys and signatures are not verified.
+/// Builds the kind PodCertificateRequest, with which kubelets request certificates of pods. Keys
+/// and signatures are not verified.
 pub fn pod_requests() -> Kind {
     let mut requests = kind(GROUP, "PodCertificateRequest", "podcertificaterequests", &[], true)
         .status(workloads::no_status)
@@ -54,6 +56,8 @@ fn default_request(request: &mut Value) {
     fill(object(request, "spec"), "maxExpirationSeconds", 86_400);
 }
 
+/// Checks a bundle: its name must fit its signer, the signer must be well-formed, and it must have
+/// a trust anchor.
 fn bundle_faults(bundle: &Value) -> Vec<Cause> {
     let signer = text(bundle, "/spec/signerName");
     let mut faults = Vec::new();
@@ -72,7 +76,8 @@ fn bundle_faults(bundle: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Upstream: `ValidateClusterTrustBundleName`.
+/// Checks that the name of a ClusterTrustBundle fits its signer. Upstream:
+/// `ValidateClusterTrustBundleName`.
 fn bundle_name_fault(name: &str, signer: &str) -> Option<String> {
     if signer.is_empty() {
         let has_signer = name.contains(':');
@@ -88,7 +93,7 @@ fn bundle_name_fault(name: &str, signer: &str) -> Option<String> {
     }
 }
 
-/// Upstream: `ValidateSignerName`, but for limits of length.
+/// Validates the name of a signer, but not its length. Upstream: `ValidateSignerName`.
 fn signer_fault(signer: &str) -> Option<Cause> {
     let fault = |value: &str, detail: &str| Some(invalid("spec.signerName", &value.into(), detail));
     let (domain, path) = match signer.split_once('/') {
@@ -112,6 +117,7 @@ fn signer_fault(signer: &str) -> Option<Cause> {
     fault(path, &format!("validating label {label:?}: {why}"))
 }
 
+/// Validates the spec of a PodCertificateRequest.
 fn request_faults(request: &Value) -> Vec<Cause> {
     let spec = |field: &str| text(request, &format!("/spec/{field}"));
     let mut faults = Vec::from_iter(signer_fault(spec("signerName")));

@@ -15,7 +15,7 @@ const CREATED: &str = "CreationTimestamp is a timestamp representing the server 
     object was created. It is not guaranteed to be set in happens-before order across separate \
     operations. Clients may not set this value. It is represented in RFC3339 form and is in UTC.";
 
-/// A column; `cell` makes its cell from the object and the time now.
+/// Builds a column; `cell` makes its cell from the object and the time now, in seconds since 1970.
 pub fn column(
     name: &str,
     r#type: &'static str,
@@ -51,17 +51,17 @@ fn string(name: &str, cell: impl Fn(&Value) -> String + Send + Sync + 'static) -
     column(name, "string", 0, move |object, _| cell(object).into())
 }
 
-/// Text at a pointer.
+/// Builds a column with the text at a pointer.
 fn at(name: &str, pointer: &'static str) -> Column {
     string(name, move |object| text(object, pointer).to_owned())
 }
 
-/// Text at a pointer, or another.
+/// Builds a column with the text at a pointer, or `other` when it is absent.
 fn at_or(name: &str, pointer: &'static str, other: &'static str) -> Column {
     string(name, move |object| or(object, pointer, other).to_owned())
 }
 
-/// A number at a pointer, zero when absent.
+/// Builds a column with the number at a pointer, zero when absent.
 fn number(name: &str, pointer: &'static str) -> Column {
     column(name, "integer", 0, move |object, _| int(object, pointer).unwrap_or(0).into())
 }
@@ -70,12 +70,12 @@ fn boolean(name: &str, pointer: &'static str) -> Column {
     column(name, "boolean", 0, move |object, _| truth(object, pointer).into())
 }
 
-/// The length of a list.
+/// Builds a column with the length of a list.
 fn count(name: &str, pointer: &'static str) -> Column {
     column(name, "integer", 0, move |object, _| list(object, pointer).len().into())
 }
 
-/// A number or text as text, or another.
+/// Builds a column with a number or text as text, or `other` when it is absent.
 fn shown_or(name: &str, pointer: &'static str, other: &'static str) -> Column {
     string(name, move |object| match object.pointer(pointer) {
         None | Some(Value::Null) => other.to_owned(),
@@ -88,7 +88,7 @@ fn wide(column: Column) -> Column {
     Column { priority: 1, ..column }
 }
 
-/// Ready pods of those wanted.
+/// Builds the column of ready pods of those wanted.
 fn ready_of_replicas() -> Column {
     string("Ready", |object| {
         let ready = int(object, "/status/readyReplicas").unwrap_or(0);
@@ -96,7 +96,7 @@ fn ready_of_replicas() -> Column {
     })
 }
 
-/// A number shown in a column of type string, as some kinds do.
+/// Builds a column of type string that shows a number, as some kinds do.
 fn number_as_string(name: &str, pointer: &'static str) -> Column {
     column(name, "string", 0, move |object, _| int(object, pointer).unwrap_or(0).into())
 }
@@ -112,7 +112,7 @@ fn selected_by(pointer: &'static str) -> Column {
     wide(string("Selector", move |object| selector(object, pointer)))
 }
 
-/// The name of a class, marked when its annotation makes it the default one.
+/// Builds the column with the name of a class, marked when its annotation makes it the default one.
 fn class_name(annotation: &'static str) -> Column {
     let cell = move |object: &Value, _| {
         let name = text(object, "/metadata/name");
@@ -124,7 +124,7 @@ fn class_name(annotation: &'static str) -> Column {
     Column { format: "name", description: NAME.to_owned(), ..column("Name", "string", 0, cell) }
 }
 
-/// The columns of a built-in resource; those without their own show name and age.
+/// Returns the columns of a built-in resource; those without their own show name and age.
 pub fn of(group: &str, plural: &str) -> Vec<Column> {
     const TEMPLATE: &str = "/spec/template/spec";
     let mut columns = match (group, plural) {

@@ -18,6 +18,7 @@ static NEXT_ADDRESS: AtomicU32 = AtomicU32::new(10);
 /// The next node port above 30000.
 static NEXT_NODE_PORT: AtomicU32 = AtomicU32::new(0);
 
+/// Fills the defaults of a service that depend on its type, and those of its ports.
 pub fn default_service(service: &mut Value) {
     drop_nulls(service);
     let spec = object(service, "spec");
@@ -113,6 +114,7 @@ pub fn prepare_service_update(service: &mut Value, old: &Value) {
     allocate(service);
 }
 
+/// Validates a service: type, addresses, ports and selector.
 pub fn check_service(service: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(service, NameRule::Dns1123Label);
     let spec = service.get("spec").unwrap_or(&Value::Null);
@@ -175,6 +177,8 @@ pub fn check_service(service: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks an update of a Service: a cluster IP must stay as it is, unless the type is or was
+/// `ExternalName`.
 pub fn update_service(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_service(new));
@@ -207,6 +211,8 @@ pub fn prepare_namespace_update(new: &mut Value, old: &Value) {
     super::workloads::keep_status(new, old);
 }
 
+/// Prepares a new Node for storage: it gets a specification, a status and the taint `not-ready`, if
+/// it lacks them.
 pub fn prepare_node(node: &mut Value) {
     fill(node, "spec", json!({}));
     fill(node, "status", json!({}));
@@ -220,6 +226,8 @@ pub fn prepare_node(node: &mut Value) {
     }
 }
 
+/// Fills the fields of a node's status that are never absent, and writes its quantities
+/// canonically.
 pub fn default_node(node: &mut Value) {
     drop_nulls(node);
     let status = object(node, "status");
@@ -271,7 +279,7 @@ pub fn namespace_field(namespace: &Value, path: &str) -> Option<String> {
     (path == "status.phase").then(|| text(namespace, "/status/phase").to_owned())
 }
 
-/// Moves `stringData` into `data`.
+/// Fills in the type of a Secret, and moves `stringData` into `data`.
 pub fn default_secret(secret: &mut Value) {
     use base64::Engine as _;
     drop_nulls(secret);
@@ -286,6 +294,7 @@ pub fn default_secret(secret: &mut Value) {
     remove(secret, "stringData");
 }
 
+/// Checks the metadata and the keys of a ConfigMap or Secret.
 fn check_keys(object: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(object, NameRule::Subdomain);
     for part in ["data", "binaryData"] {
@@ -302,6 +311,8 @@ fn check_keys(object: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a ConfigMap: each key must be well-formed, and stand in `data` or `binaryData`, not in
+/// both.
 pub fn check_config_map(map: &Value) -> Vec<Cause> {
     let mut faults = check_keys(map);
     for (key, _) in members(map, "/binaryData") {
@@ -313,6 +324,8 @@ pub fn check_config_map(map: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a Secret: its keys must be well-formed, and its type determines which keys and annotation
+/// it must have.
 pub fn check_secret(secret: &Value) -> Vec<Cause> {
     let mut faults = check_keys(secret);
     let account = "/metadata/annotations/kubernetes.io~1service-account.name";
@@ -334,7 +347,7 @@ pub fn check_secret(secret: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Faults of an update of an immutable object: the field `immutable` and the data may not change.
+/// Checks an update of an immutable object: the field `immutable` and the data may not change.
 fn frozen(new: &Value, old: &Value) -> Vec<Cause> {
     if !truth(old, "/immutable") {
         return Vec::new();
@@ -410,6 +423,7 @@ pub fn prepare_claim(claim: &mut Value) {
     add_finalizer(claim, "kubernetes.io/pvc-protection");
 }
 
+/// Checks a claim: it needs access modes and a request of storage.
 pub fn check_claim(claim: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(claim, NameRule::Subdomain);
     if list(claim, "/spec/accessModes").is_empty() {
@@ -421,8 +435,9 @@ pub fn check_claim(claim: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Only these parts of a claim's spec may change: the size, the class while it is unset, and the
-/// volume name while the claim is unbound.
+/// Validates the update of a claim, of whose spec only these parts may change: the size, the
+/// attributes class, the storage class while it is unset, and the volume name while the claim is
+/// unbound.
 pub fn update_claim(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_claim(new));
@@ -447,6 +462,7 @@ pub fn update_claim(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Fills in the defaults of a PersistentVolume, and writes its capacity in canonical form.
 pub fn default_volume(volume: &mut Value) {
     drop_nulls(volume);
     let spec = object(volume, "spec");
@@ -471,6 +487,7 @@ pub fn update_volume(new: &Value, old: &Value) -> Vec<Cause> {
     NAMED.check_change(new, old)
 }
 
+/// Checks a PersistentVolume: it needs access modes and a capacity.
 pub fn check_volume(volume: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(volume, NameRule::Subdomain);
     if list(volume, "/spec/accessModes").is_empty() {
@@ -489,6 +506,8 @@ pub fn default_quota(quota: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a LimitRange. For containers, a missing default is the maximum, and a
+/// missing default request is the default or else the minimum.
 pub fn default_limits(range: &mut Value) {
     drop_nulls(range);
     for limit in list_mut(range, "/spec/limits") {
@@ -525,6 +544,8 @@ pub fn default_pod_template(template: &mut Value) {
     super::pod::default_template(template, "template");
 }
 
+/// Returns the value of a field that a field selector for Events may name; `None` for any other
+/// field.
 pub fn event_field(event: &Value, path: &str) -> Option<String> {
     let pointer = match path {
         "involvedObject.kind"
@@ -548,6 +569,7 @@ pub fn event_field(event: &Value, path: &str) -> Option<String> {
     Some(text(event, &pointer).to_owned())
 }
 
+/// Checks an Event: it must be in the namespace of the object that it is about.
 pub fn check_event(event: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(event, NameRule::Subdomain);
     let involved = text(event, "/involvedObject/namespace");

@@ -13,8 +13,8 @@ use crate::kinds::human_duration;
 use crate::status::Cause;
 use kube_controller_manager::objects::{ResourceType, Timestamp};
 
-/// The kinds that a CustomResourceDefinition defines, one for each served version; or why it is
-/// not valid.
+/// Returns the kinds that a CustomResourceDefinition defines, one for each served version; or why
+/// it is not valid.
 pub fn from_crd(crd: &Value) -> Result<Vec<Kind>, Vec<Cause>> {
     let faults = check(crd);
     if !faults.is_empty() {
@@ -24,6 +24,7 @@ pub fn from_crd(crd: &Value) -> Result<Vec<Kind>, Vec<Cause>> {
     Ok(served.map(|version| kind(crd, version)).collect())
 }
 
+/// Validates a CustomResourceDefinition: names, scope, versions and the structure of its schemas.
 fn check(crd: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let group = text(crd, "/spec/group");
@@ -86,7 +87,7 @@ fn check(crd: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Faults: unknown types, invalid patterns and rules with wrong syntax.
+/// Checks a schema for unknown types, invalid patterns and rules with wrong syntax.
 fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
     const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
     let kind = text(schema, "/type");
@@ -126,6 +127,8 @@ fn words(crd: &Value, pointer: &str) -> Vec<String> {
     list(crd, pointer).iter().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
+/// Builds the kind that one version of a CustomResourceDefinition defines. Its schema prunes,
+/// defaults and validates the objects.
 fn kind(crd: &Value, version: &Value) -> Kind {
     let owned = |pointer: &str| Cow::Owned(text(crd, pointer).to_owned());
     let resource = ResourceType {
@@ -207,6 +210,7 @@ fn kind(crd: &Value, version: &Value) -> Kind {
     }
 }
 
+/// Builds the columns of a version, or name and age when it defines none.
 fn printer_columns(version: &Value) -> Vec<Column> {
     let mut all = vec![columns::name()];
     let given = list(version, "/additionalPrinterColumns");
@@ -236,11 +240,12 @@ fn printer_columns(version: &Value) -> Vec<Column> {
     all
 }
 
-/// The age of an object in the form that custom kinds show.
+/// Builds the column of an object's age in the form that custom kinds show.
 fn age() -> Column {
     Column { r#type: "date", ..columns::age_column() }
 }
 
+/// Renders a cell of a custom column from the values found at its path.
 fn cell(r#type: &str, found: &[&Value], now: i64) -> Value {
     match (r#type, found) {
         (_, []) => Value::Null,
@@ -273,7 +278,8 @@ enum Step {
 }
 
 impl JsonPath {
-    /// A part that cannot be parsed becomes a name that no object has.
+    /// Parses a path such as `.status.conditions[?(@.type=="Ready")].status`. A part that cannot be
+    /// parsed becomes a name that no object has.
     pub fn parse(text: &str) -> JsonPath {
         let mut steps = Vec::new();
         let mut rest = text.trim().trim_start_matches('{').trim_end_matches('}');
@@ -306,12 +312,13 @@ impl JsonPath {
         JsonPath(steps)
     }
 
-    /// Every value the path leads to.
+    /// Returns every value the path leads to.
     pub fn find<'a>(&self, root: &'a Value) -> Vec<&'a Value> {
         walk(&self.0, root)
     }
 }
 
+/// Follows the steps from `root`, and returns all values that they lead to.
 fn walk<'a>(steps: &[Step], root: &'a Value) -> Vec<&'a Value> {
     let mut found = vec![root];
     for step in steps {
@@ -351,7 +358,7 @@ fn walk<'a>(steps: &[Step], root: &'a Value) -> Vec<&'a Value> {
     found
 }
 
-/// Where the bracket that was opened before `text` closes.
+/// Finds where the bracket that was opened before `text` closes; its end if it does not.
 fn closing(text: &str) -> usize {
     let mut quote = None;
     let mut depth = 0;
@@ -369,6 +376,7 @@ fn closing(text: &str) -> usize {
     text.len()
 }
 
+/// Parses what stands between brackets in a JSON path: all items, a filter, an index or a name.
 fn bracket(text: &str) -> Step {
     let unquoted = |text: &str| text.trim().trim_matches(['\'', '"']).to_owned();
     if text == "*" {

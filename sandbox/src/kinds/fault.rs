@@ -16,7 +16,7 @@ pub fn required(field: impl Into<String>, detail: &str) -> Cause {
     cause("FieldValueRequired", field, with_detail("Required value", detail))
 }
 
-/// `value` is printed as JSON, so text is quoted.
+/// Builds the fault of an invalid value. `value` is printed as JSON, so text is quoted.
 pub fn invalid(field: impl Into<String>, value: &Value, detail: &str) -> Cause {
     cause("FieldValueInvalid", field, with_detail(&format!("Invalid value: {value}"), detail))
 }
@@ -59,13 +59,13 @@ pub fn too_many(field: impl Into<String>, count: usize, most: usize) -> Cause {
     cause("FieldValueTooMany", field, message)
 }
 
-/// `field is immutable` when the two differ.
+/// Returns the fault `field is immutable` when the two values differ.
 pub fn immutable(field: &str, new: Option<&Value>, old: Option<&Value>) -> Option<Cause> {
     let changed = new.unwrap_or(&Value::Null) != old.unwrap_or(&Value::Null);
     changed.then(|| invalid(field, new.unwrap_or(&Value::Null), "field is immutable"))
 }
 
-/// A number that must not be below zero.
+/// Returns the fault of a number below zero, if it is one.
 pub fn non_negative(field: &str, value: Option<&Value>) -> Option<Cause> {
     let value = value?;
     let negative = value.as_i64().is_some_and(|n| n < 0);

@@ -38,7 +38,7 @@ const PATTERNS: [(&str, &str); 13] = [
     ("uuid5", "(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?5[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}$"),
 ];
 
-/// Whether `text` is of the format. Any text is of a format that is not known here.
+/// Returns whether `text` is of the format. Any text is of a format that is not known here.
 pub fn fits(format: &str, text: &str) -> bool {
     let format = format.replace('-', "");
     match format.as_str() {
@@ -66,7 +66,7 @@ fn is_cidr(text: &str) -> bool {
     bits.parse::<u8>().is_ok_and(|bits| bits <= most)
 }
 
-/// `local@domain`, or that in angle brackets after a name.
+/// Returns whether `text` is `local@domain`, or has that in angle brackets after a name.
 fn is_email(text: &str) -> bool {
     let address = match text.strip_suffix('>').and_then(|text| text.split_once('<')) {
         Some((_, address)) => address,

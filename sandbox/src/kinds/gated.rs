@@ -10,8 +10,8 @@ use super::rules::Rules;
 use super::{Kind, certificates, devices, other_groups, workloads};
 use crate::status::Cause;
 
-/// The built-in kinds of a server of Kubernetes 1.`minor`, 36 or 37. `all`: also those that its
-/// flags must ask for.
+/// Lists the built-in kinds of a server of Kubernetes 1.`minor`, 36 or 37. `all`: also those that
+/// its flags must ask for.
 pub fn served(minor: u32, all: bool) -> Vec<Kind> {
     let (mut kinds, mut gated) = (builtin(), behind_gates());
     if minor >= 37 {
@@ -39,9 +39,9 @@ const IN_37: [(&str, &str); 5] = [
     ("PodGroup", "v1beta1"),
 ];
 
-/// The kinds behind feature gates, with their versions in 1.36.
+/// Lists the kinds behind feature gates, with their versions in 1.36.
 pub fn behind_gates() -> Vec<Kind> {
-    let of = |version: &'static str, mut kind: Kind| {
+    let at_version = |version: &'static str, mut kind: Kind| {
         kind.resource.version = version.into();
         kind
     };
@@ -59,24 +59,24 @@ pub fn behind_gates() -> Vec<Kind> {
         .rules(Rules { check: version_faults, ..Rules::named(NameRule::GroupResource) });
     versions.checks_status = true;
     vec![
-        of(
+        at_version(
             "v1beta2",
             kind(DEVICES, "DeviceTaintRule", "devicetaintrules", &[], false)
                 .generation()
                 .status(workloads::no_status)
                 .default(devices::default_taint_rule),
         ),
-        of("v1alpha3", requests.status(other_groups::without_status)),
-        of("v1beta1", migrations.status(workloads::no_status)),
-        of("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
-        of("v1alpha2", groups.generation().status(workloads::no_status)),
-        of("v1alpha1", versions),
-        of("v1beta1", certificates::trust_bundles()),
-        of("v1beta1", certificates::pod_requests()),
+        at_version("v1alpha3", requests.status(other_groups::without_status)),
+        at_version("v1beta1", migrations.status(workloads::no_status)),
+        at_version("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
+        at_version("v1alpha2", groups.generation().status(workloads::no_status)),
+        at_version("v1alpha1", versions),
+        at_version("v1beta1", certificates::trust_bundles()),
+        at_version("v1beta1", certificates::pod_requests()),
     ]
 }
 
-/// Faults of a StorageVersion's status. Upstream: `validateStorageVersionStatus`.
+/// Checks a StorageVersion's status. Upstream: `validateStorageVersionStatus`.
 fn version_faults(version: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let servers = list(version, "/status/storageVersions");
@@ -110,7 +110,8 @@ fn version_faults(version: &Value) -> Vec<Cause> {
     faults
 }
 
-/// The common version is that of all servers, if they agree. Upstream: `validateCommonVersion`.
+/// Checks that the common version is that of all servers, if they agree, and is absent otherwise.
+/// Upstream: `validateCommonVersion`.
 fn wrong_common_version(version: &Value) -> Option<Cause> {
     let mut all = list(version, "/status/storageVersions")
         .iter()

@@ -1,6 +1,6 @@
 //! Ages in columns of `kubectl get`.
 
-/// A span of seconds the way kubectl prints ages. Upstream: `duration.HumanDuration`.
+/// Formats a span of seconds the way kubectl prints ages. Upstream: `duration.HumanDuration`.
 pub fn human_duration(seconds: i64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
     let pair = |large: i64, unit: &str, rest: i64, small: &str| match rest {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-/// The value at a JSON pointer as text; empty when absent or of another type.
+/// Returns the value at a JSON pointer as text; empty when absent or of another type.
 pub fn text<'a>(value: &'a Value, pointer: &str) -> &'a str {
     value.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
@@ -15,24 +15,24 @@ pub fn truth(value: &Value, pointer: &str) -> bool {
     value.pointer(pointer).and_then(Value::as_bool).unwrap_or(false)
 }
 
-/// The list at a JSON pointer; empty when absent.
+/// Returns the list at a JSON pointer; empty when absent.
 pub fn list<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
     value.pointer(pointer).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// The members of the object at a JSON pointer; none when absent.
+/// Returns the members of the object at a JSON pointer; none when absent.
 pub fn members<'a>(value: &'a Value, pointer: &str) -> impl Iterator<Item = (&'a str, &'a Value)> {
     let object = value.pointer(pointer).and_then(Value::as_object);
     object.into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 
-/// The items of the list at a JSON pointer, to change them.
+/// Returns the items of the list at a JSON pointer, to change them.
 pub fn list_mut<'a>(value: &'a mut Value, pointer: &str) -> &'a mut [Value] {
     value.pointer_mut(pointer).and_then(Value::as_array_mut).map_or(&mut [], Vec::as_mut_slice)
 }
 
-/// The object under `key`, made when it is absent. A value that is no object is replaced: decoding
-/// has already refused objects of a wrong shape.
+/// Returns the object under `key`, which is made when it is absent. A value that is no object is
+/// replaced: decoding has already refused objects of a wrong shape.
 pub fn object<'a>(value: &'a mut Value, key: &str) -> &'a mut Value {
     if !value.is_object() {
         *value = Value::Object(Map::new());

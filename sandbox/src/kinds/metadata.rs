@@ -59,7 +59,7 @@ fn is_word(text: &str) -> bool {
         && edge(text.chars().next_back())
 }
 
-/// The fault of `name` as a DNS-1123 label, if any. Upstream: `IsDNS1123Label`.
+/// Returns the fault of `name` as a DNS-1123 label, if any. Upstream: `IsDNS1123Label`.
 pub fn dns1123_label_fault(name: &str) -> Option<String> {
     if name.len() > 63 {
         return Some("must be no more than 63 characters".to_owned());
@@ -74,7 +74,7 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
     (!name.split('.').all(is_dns1123_label)).then(|| SUBDOMAIN.to_owned())
 }
 
-/// The fault of a name under the kind's rule.
+/// Checks a name by the kind's rule, and returns the message of its fault.
 pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     match rule {
         NameRule::Subdomain => subdomain_fault(name),
@@ -118,7 +118,8 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     }
 }
 
-/// The fault of a label key or annotation key. Upstream: `validation.IsQualifiedName`.
+/// Checks the key of a label or annotation, and returns the message of its fault. Upstream:
+/// `validation.IsQualifiedName`.
 pub fn qualified_fault(key: &str) -> Option<String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -148,7 +149,7 @@ fn label_value_fault(value: &str) -> Option<String> {
     (!value.is_empty() && !is_word(value)).then(|| LABEL_VALUE.to_owned())
 }
 
-/// Faults of the labels under `pointer` of `object`, reported at `field`.
+/// Checks the labels under `pointer` of `object`, and adds their faults, reported at `field`.
 pub fn labels(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause>) {
     for (key, value) in members(object, pointer) {
         if let Some(fault) = qualified_fault(key) {
@@ -160,6 +161,7 @@ pub fn labels(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause
     }
 }
 
+/// Checks annotations: their keys, and the size of all together.
 pub fn annotations(object: &Value, pointer: &str, field: &str, faults: &mut Vec<Cause>) {
     let mut bytes = 0;
     for (key, value) in members(object, pointer) {
@@ -173,6 +175,7 @@ pub fn annotations(object: &Value, pointer: &str, field: &str, faults: &mut Vec<
     }
 }
 
+/// Validates the owner references of an object: no empty field, and at most one controller.
 fn owner_references(object: &Value, faults: &mut Vec<Cause>) {
     let field = "metadata.ownerReferences";
     let mut controllers = Vec::new();
@@ -204,7 +207,7 @@ fn owner_references(object: &Value, faults: &mut Vec<Cause>) {
     }
 }
 
-/// Faults of `metadata` that hold for create and update. Upstream: `ValidateObjectMeta`.
+/// Checks the rules of `metadata` that hold for create and update. Upstream: `ValidateObjectMeta`.
 pub fn check(object: &Value, rule: NameRule) -> Vec<Cause> {
     let mut faults = Vec::new();
     let name = text(object, "/metadata/name");
@@ -224,7 +227,8 @@ pub fn check(object: &Value, rule: NameRule) -> Vec<Cause> {
     faults
 }
 
-/// Faults of a change of `metadata`. Upstream: `ValidateObjectMetaUpdate`.
+/// Checks a change of `metadata`: what must not change, and finalizers that are added during a
+/// deletion. Upstream: `ValidateObjectMetaUpdate`.
 pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     let at = |object: &'_ Value, key: &str| object.pointer(&format!("/metadata/{key}")).cloned();
     let mut faults = Vec::new();

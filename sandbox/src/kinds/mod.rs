@@ -116,7 +116,7 @@ pub enum Subresource {
 }
 
 impl Subresource {
-    /// The name in paths.
+    /// Returns the subresource's name in paths.
     pub fn name(&self) -> &'static str {
         match self {
             Subresource::Status => "status",
@@ -135,14 +135,14 @@ impl Subresource {
 }
 
 impl Kind {
-    /// Whether a CustomResourceDefinition defines the kind.
+    /// Returns whether a CustomResourceDefinition defines the kind.
     pub fn is_custom(&self) -> bool {
         self.schema.is_some()
     }
 
-    /// A stored object converted to the current schema of its definition: members that the schema
-    /// does not have are dropped, and its defaults are filled in. `None` when this changes nothing.
-    /// Upstream: `schemaCoercingDecoder`.
+    /// Returns a stored object converted to the current schema of its definition: members that the
+    /// schema does not have are dropped, and its defaults are filled in. `None` when this changes
+    /// nothing. Upstream: `schemaCoercingDecoder`.
     pub fn coerced(&self, stored: &Value) -> Option<Value> {
         if !self.is_custom() {
             return None;
@@ -159,12 +159,12 @@ impl Kind {
         }
     }
 
-    /// Whether a stored object has the version in which objects are stored now.
+    /// Returns whether a stored object has the version in which objects are stored now.
     pub fn is_encoded(&self, stored: &Value) -> bool {
         self.storage_version.as_ref().is_none_or(|version| stored["apiVersion"] == **version)
     }
 
-    /// The verbs of the resource itself, sorted, as in discovery.
+    /// Lists the verbs of the resource itself, sorted, as in discovery.
     pub fn verbs(&self) -> Vec<&'static str> {
         match (&*self.resource.group, &*self.resource.plural) {
             // Reviews are answered and not stored.

@@ -8,6 +8,7 @@ use super::json::{drop_nulls, fill, list, list_mut, object, set, text};
 use super::rules::Rules;
 use crate::status::Cause;
 
+/// Fills in the defaults of an EndpointSlice.
 pub fn default_slice(slice: &mut Value) {
     drop_nulls(slice);
     for port in list_mut(slice, "/ports") {
@@ -25,6 +26,7 @@ pub fn default_slice(slice: &mut Value) {
     }
 }
 
+/// Checks an EndpointSlice: its type of address must be known, and each endpoint needs an address.
 pub fn slice_faults(slice: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let kinds = ["FQDN", "IPv4", "IPv6"];
@@ -43,6 +45,7 @@ pub fn slice_faults(slice: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Fills in the defaults of an autoscaler. Without metrics, it aims at 80 % of the requested CPU.
 pub fn default_hpa(hpa: &mut Value) {
     drop_nulls(hpa);
     let spec = object(hpa, "spec");
@@ -65,7 +68,8 @@ pub fn check_new_hpa(hpa: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Only ReplicationControllers of the core group can be scaled.
+/// Checks the target of an autoscaler: of the core group, only ReplicationControllers can be
+/// scaled.
 fn wrong_target(hpa: &Value) -> Option<Cause> {
     let of = |part: &str| text(hpa, &format!("/spec/scaleTargetRef/{part}"));
     let version = of("apiVersion");
@@ -76,6 +80,7 @@ fn wrong_target(hpa: &Value) -> Option<Cause> {
 
 const HPA: Rules = Rules::of(hpa_faults);
 
+/// Validates the spec of an autoscaler: its range, and the target of the scaling.
 fn hpa_faults(hpa: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     let of =
@@ -162,6 +167,8 @@ pub fn ingress_faults(ingress: &Value) -> Vec<Cause> {
     vec![invalid("spec", &Value::Null, detail)]
 }
 
+/// Fills in the defaults of a NetworkPolicy. One without types gets `Egress` only if it has a field
+/// `egress`.
 pub fn default_policy(policy: &mut Value) {
     drop_nulls(policy);
     for rules in ["/spec/ingress", "/spec/egress"] {
@@ -187,6 +194,7 @@ pub fn class_faults(class: &Value) -> Vec<Cause> {
     is_missing.then(|| required("provisioner", "")).into_iter().collect()
 }
 
+/// Fills in the defaults of a CSIDriver.
 pub fn default_csi_driver(driver: &mut Value) {
     drop_nulls(driver);
     let spec = object(driver, "spec");
@@ -208,6 +216,7 @@ pub fn default_priority_class(class: &mut Value) {
     fill(class, "value", 0);
 }
 
+/// Fills in the defaults of a webhook configuration, mutating or validating.
 pub fn default_webhooks(config: &mut Value) {
     drop_nulls(config);
     let mutating = text(config, "/kind").starts_with("Mutating");
@@ -229,7 +238,8 @@ pub fn default_webhooks(config: &mut Value) {
     }
 }
 
-/// Upstream: `pkg/apis/admissionregistration/v1/defaults.go`.
+/// Fills the defaults of a ValidatingAdmissionPolicy. Upstream:
+/// `pkg/apis/admissionregistration/v1/defaults.go`.
 pub fn default_admission_policy(policy: &mut Value) {
     fill(&mut policy["spec"], "failurePolicy", "Fail");
     if policy["spec"]["matchConstraints"].is_object() {
@@ -243,6 +253,7 @@ pub fn default_admission_policy_binding(binding: &mut Value) {
     }
 }
 
+/// Fills in the defaults of the constraints by which a policy or a binding selects requests.
 fn default_match(matched: &mut Value) {
     fill(matched, "matchPolicy", "Equivalent");
     fill(matched, "namespaceSelector", json!({}));
@@ -254,7 +265,7 @@ fn default_match(matched: &mut Value) {
     }
 }
 
-/// Expressions whose syntax is wrong. Their types are not checked.
+/// Checks the syntax of a policy's expressions. Their types are not checked.
 pub fn policy_faults(policy: &Value) -> Vec<Cause> {
     let parts = [
         ("validations", "expression"),
@@ -284,6 +295,7 @@ pub fn policy_faults(policy: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks the numbers of a Lease.
 pub fn lease_faults(lease: &Value) -> Vec<Cause> {
     let below = |part: &str, least: i64, detail: &str| {
         let value = lease.pointer(&format!("/spec/{part}"))?;
@@ -348,6 +360,8 @@ pub fn accept_crd(crd: &mut Value) {
     set(crd, "status", status);
 }
 
+/// Checks a definition: its kinds must be valid, and it must keep the versions in which objects may
+/// be stored.
 pub fn crd_faults(crd: &Value) -> Vec<Cause> {
     let mut faults = super::custom::from_crd(crd).err().unwrap_or_default();
     let versions = list(crd, "/spec/versions");

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::json::{drop_nulls, fill, list, list_mut, members, object, set, text};
 use super::quantity::canonicalize;
 
-/// Fills a pod spec, of a pod or in a template.
+/// Fills in the defaults of a pod spec, of a pod or in a template.
 pub fn default_spec(spec: &mut Value) {
     if !spec.is_object() {
         *spec = json!({});
@@ -32,6 +32,8 @@ pub fn default_spec(spec: &mut Value) {
     list_mut(spec, "/volumes").iter_mut().for_each(default_volume);
 }
 
+/// Fills the defaults of a container, its ports, probes and hooks. With the host's network, a port
+/// without a host port gets its own number as one.
 fn default_container(container: &mut Value, host_network: bool) {
     fill(container, "terminationMessagePath", "/dev/termination-log");
     fill(container, "terminationMessagePolicy", "File");
@@ -81,7 +83,7 @@ fn default_http(http: &mut Value) {
     fill(http, "scheme", "HTTP");
 }
 
-/// Whether an image has the tag `latest`, or neither tag nor digest.
+/// Returns whether an image has the tag `latest`, or neither tag nor digest.
 fn takes_latest(image: &str) -> bool {
     if image.contains('@') {
         return false;
@@ -105,9 +107,10 @@ fn limits_to_requests(container: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a volume; one that has only a name becomes an `emptyDir`.
 fn default_volume(volume: &mut Value) {
-    const SOURCES: usize = 1;
-    if volume.as_object().is_some_and(|volume| volume.len() == SOURCES) {
+    let has_only_a_name = volume.as_object().is_some_and(|volume| volume.len() == 1);
+    if has_only_a_name {
         fill(volume, "emptyDir", json!({}));
     }
     for source in ["secret", "configMap", "downwardAPI", "projected"] {
@@ -147,6 +150,7 @@ pub fn default_template(owner: &mut Value, key: &str) {
     default_spec(&mut template["spec"]);
 }
 
+/// Fills in the defaults of a pod.
 pub fn default(pod: &mut Value) {
     drop_nulls(pod);
     for condition in list_mut(pod, "/status/conditions") {
@@ -192,23 +196,25 @@ pub fn prepare_create(pod: &mut Value) {
     }
 }
 
-/// Upstream: `qos.ComputePodQOS`.
+/// Returns the QoS class of a pod by the CPU and memory of all its containers. Upstream:
+/// `qos.ComputePodQOS`.
 pub(super) fn qos_class(pod: &Value) -> &'static str {
     let containers =
         || list(pod, "/spec/containers").iter().chain(list(pod, "/spec/initContainers"));
     let resources = ["cpu", "memory"];
-    let of = |container: &Value, kind: &str, name: &str| {
+    let amount = |container: &Value, kind: &str, name: &str| {
         container.pointer(&format!("/resources/{kind}/{name}")).cloned()
     };
     let any = containers().any(|container| {
         resources.iter().any(|name| {
-            of(container, "limits", name).is_some() || of(container, "requests", name).is_some()
+            amount(container, "limits", name).is_some()
+                || amount(container, "requests", name).is_some()
         })
     });
     let guaranteed = containers().all(|container| {
         resources.iter().all(|name| {
-            let limit = of(container, "limits", name);
-            limit.is_some() && limit == of(container, "requests", name)
+            let limit = amount(container, "limits", name);
+            limit.is_some() && limit == amount(container, "requests", name)
         })
     });
     match (any, guaranteed) {
@@ -218,7 +224,7 @@ pub(super) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-/// The grace period of a pod, one second at least for a running one.
+/// Returns the grace period of a pod, one second at least for a running one.
 pub fn grace(pod: &Value) -> Option<i64> {
     // No kubelet would end a pod without a node, or one that has ended.
     if text(pod, "/spec/nodeName").is_empty()
@@ -229,6 +235,8 @@ pub fn grace(pod: &Value) -> Option<i64> {
     Some(pod.pointer("/spec/terminationGracePeriodSeconds").and_then(Value::as_i64).unwrap_or(30))
 }
 
+/// Returns the value of a field that a field selector for pods may name; `None` for any other
+/// field.
 pub fn field(pod: &Value, path: &str) -> Option<String> {
     let pointer = match path {
         "spec.nodeName" => "/spec/nodeName",

@@ -24,6 +24,7 @@ fn dns_name(field: &str, name: &str, faults: &mut Vec<Cause>) {
     }
 }
 
+/// Validates a container at the path `at`. `volumes` are the names that its mounts may have.
 pub(super) fn container(container: &Value, at: &str, volumes: &[&str], faults: &mut Vec<Cause>) {
     dns_name(&format!("{at}.name"), text(container, "/name"), faults);
     if text(container, "/image").is_empty() {
@@ -79,6 +80,7 @@ pub(super) fn container(container: &Value, at: &str, volumes: &[&str], faults: &
     resources(container, at, faults);
 }
 
+/// Checks a container's resources: no amount is negative, and no request is above its limit.
 fn resources(container: &Value, at: &str, faults: &mut Vec<Cause>) {
     for part in ["limits", "requests"] {
         for (name, value) in super::json::members(container, &format!("/resources/{part}")) {
@@ -101,7 +103,7 @@ fn resources(container: &Value, at: &str, faults: &mut Vec<Cause>) {
     }
 }
 
-/// Faults of a pod spec that stands at the path `at`.
+/// Checks a pod spec that stands at the path `at`.
 pub fn spec(spec: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     let mut volumes: Vec<&str> = Vec::new();
@@ -149,7 +151,7 @@ pub fn spec(spec: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
-/// Faults of a template at the path `at`: its labels, annotations and spec.
+/// Checks a template at the path `at`: its labels, annotations and spec.
 pub fn template(template: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     let field = format!("{at}.metadata.labels");
@@ -171,7 +173,7 @@ const FIXED: &str = "pod updates may not change fields other than \
     `spec.tolerations` (only additions to existing tolerations),\
     `spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)";
 
-/// Faults of a change of a pod through its main endpoint. Upstream: `ValidatePodUpdate`.
+/// Checks a change of a pod through its main endpoint. Upstream: `ValidatePodUpdate`.
 pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check(new));
@@ -205,7 +207,7 @@ pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// A pod spec without the fields that an update may change.
+/// Returns a pod's spec without the fields that an update may change.
 fn fixed_part(pod: &Value) -> Value {
     let mut spec = pod.get("spec").cloned().unwrap_or_default();
     for key in ["activeDeadlineSeconds", "terminationGracePeriodSeconds", "tolerations"] {

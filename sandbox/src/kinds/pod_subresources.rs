@@ -15,7 +15,7 @@ const EPHEMERAL: &str = "ephemeralcontainers";
 const RESIZED: [&str; 2] = ["containers", "initContainers"];
 const MIRROR: &str = "kubernetes.io~1config.mirror";
 
-/// The old pod with the part of the new one that the subresource changes.
+/// Returns the old pod with the part of the new one that the subresource changes.
 pub fn changed(subresource: &str, new: &Value, old: &Value) -> Value {
     let mut whole = old.clone();
     set(&mut whole, "metadata", new.get("metadata").cloned().unwrap_or_default());
@@ -45,7 +45,7 @@ pub fn changed(subresource: &str, new: &Value, old: &Value) -> Value {
     whole
 }
 
-/// The faults of a change.
+/// Validates a change by the subresource.
 pub fn check(subresource: &str, new: &Value, old: &Value) -> Vec<Cause> {
     let is_ephemeral = subresource == EPHEMERAL;
     if old.pointer(&format!("/metadata/annotations/{MIRROR}")).is_some() {
@@ -61,6 +61,7 @@ pub fn check(subresource: &str, new: &Value, old: &Value) -> Vec<Cause> {
     }
 }
 
+/// Validates the ephemeral containers of an update, which may add some but change or remove none.
 fn check_ephemeral(new: &Value, old: &Value) -> Vec<Cause> {
     const AT: &str = "spec.ephemeralContainers";
     const REFUSED: [&str; 9] = [
@@ -130,7 +131,7 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// The faults of containers that are not those of the old pod, in its order.
+/// Reports containers that are not those of the old pod, in its order.
 fn reordered(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     for part in RESIZED {
@@ -151,6 +152,8 @@ fn reordered(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates a resize, which may change only the CPU and memory of containers, and not the QoS
+/// class.
 fn check_resize(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = pod_rules::spec(new.get("spec").unwrap_or(&Value::Null), "spec");
     let class = qos_class(new);
@@ -197,7 +200,7 @@ fn check_resize(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// A container's resources without the amounts that may change.
+/// Returns a container's resources without the amounts that may change.
 fn without_cpu_and_memory(container: &Value) -> Value {
     let mut resources = container.get("resources").cloned().unwrap_or_default();
     for kind in ["requests", "limits"] {
@@ -210,6 +213,7 @@ fn without_cpu_and_memory(container: &Value) -> Value {
     }
     match is_set(&resources) {
         true => resources,
+        // So that empty resources equal absent ones.
         false => Value::Null,
     }
 }

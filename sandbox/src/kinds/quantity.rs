@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use kube_controller_manager::objects::{Quantity, stored_quantity};
 
-/// The text of a quantity given as text or number; `None` when it is neither.
+/// Returns the text of a quantity given as text or number; `None` when it is neither.
 fn text(value: &Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text.trim().to_owned()),
@@ -15,7 +15,7 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// The form in a list of resources, rounded up to thousandths; `None` when the value is no
+/// Returns the form in a list of resources, rounded up to thousandths; `None` when the value is no
 /// quantity. Upstream: `Convert_v1_ResourceList_To_core_ResourceList`.
 pub fn canonical(value: &Value) -> Option<String> {
     let text = text(value)?;

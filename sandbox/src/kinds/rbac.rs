@@ -10,6 +10,7 @@ use crate::status::Cause;
 /// The API group of roles and bindings.
 pub const GROUP: &str = "rbac.authorization.k8s.io";
 
+/// Fills in the defaults of a Role or ClusterRole.
 pub fn default_role(role: &mut Value) {
     drop_nulls(role);
     if list(role, "/rules").is_empty() {
@@ -32,6 +33,7 @@ fn omit_empty_lists(value: &mut Value, keys: &[&str]) {
     }
 }
 
+/// Fills in the defaults of a binding: the API groups of its role and of its users and groups.
 pub fn default_binding(binding: &mut Value) {
     drop_nulls(binding);
     fill(object(binding, "roleRef"), "apiGroup", GROUP);
@@ -43,6 +45,7 @@ pub fn default_binding(binding: &mut Value) {
     }
 }
 
+/// Validates a Role or ClusterRole: its rules, and the selectors of its aggregation.
 pub fn check_role(role: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(role, NameRule::PathSegment);
     let namespaced = text(role, "/kind") == "Role";
@@ -87,6 +90,8 @@ pub fn update_role(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a binding: what role it refers to, and its subjects. A ClusterRoleBinding may only refer
+/// to a ClusterRole.
 pub fn check_binding(binding: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(binding, NameRule::PathSegment);
     let namespaced = text(binding, "/kind") == "RoleBinding";
@@ -112,6 +117,8 @@ pub fn check_binding(binding: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates a binding's subject. `namespaced`: the binding is in a namespace, which is then the
+/// default of a service account.
 fn check_subject(subject: &Value, namespaced: bool, at: &str, faults: &mut Vec<Cause>) {
     let (kind, name, group) =
         (text(subject, "/kind"), text(subject, "/name"), text(subject, "/apiGroup"));
@@ -144,6 +151,7 @@ fn check_subject(subject: &Value, namespaced: bool, at: &str, faults: &mut Vec<C
     }
 }
 
+/// Validates the update of a binding, whose `roleRef` may not change.
 pub fn update_binding(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = check_binding(new);
     faults.extend(metadata::check_update(new, old));

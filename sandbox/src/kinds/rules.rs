@@ -17,12 +17,12 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// Only names are checked.
+    /// Builds rules that check only names.
     pub const fn named(name: NameRule) -> Rules {
         Rules { name, check: |_| Vec::new(), fixed: &[] }
     }
 
-    /// Names are subdomains.
+    /// Builds rules with this check, whose names are subdomains.
     pub const fn of(check: fn(&Value) -> Vec<Cause>) -> Rules {
         Rules { check, ..Rules::named(NameRule::Subdomain) }
     }

@@ -13,7 +13,7 @@ pub(super) fn additional(schema: &Value) -> Option<&Value> {
     schema.get("additionalProperties").filter(|value| value.is_object())
 }
 
-/// Whether `key` is a standard member of a resource, which the schema does not describe.
+/// Returns whether `key` is a standard member of a resource, which the schema does not describe.
 pub(super) fn is_own(resource: bool, key: &str) -> bool {
     resource && matches!(key, "apiVersion" | "kind" | "metadata")
 }
@@ -23,6 +23,8 @@ pub fn prune(schema: &Value, object: &mut Value) {
     prune_at(schema, object, true);
 }
 
+/// Removes the fields that the schema does not know from a value and all below it. An object's own
+/// type and metadata stay.
 fn prune_at(schema: &Value, value: &mut Value, root: bool) {
     match value {
         Value::Object(members) => {

@@ -19,14 +19,14 @@ const RULES: &str = "x-kubernetes-validations";
 /// `MaxEvaluatedMessageExpressionSizeBytes`.
 const MAX_MESSAGE_BYTES: usize = 5 * 1024;
 
-/// Whether a rule is in the schema or below it.
+/// Returns whether a rule is in the schema or below it.
 pub fn any(schema: &Value) -> bool {
     schema.get(RULES).is_some()
         || members(schema, "/properties").any(|(_, below)| any(below))
         || ["items", "additionalProperties"].iter().filter_map(|key| schema.get(key)).any(any)
 }
 
-/// The faults that rules find in an object. `old`: the object before an update.
+/// Returns the faults that rules find in an object. `old`: the object before an update.
 pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let found = on_deep_stack(|| {
         let mut faults = Vec::new();
@@ -36,7 +36,7 @@ pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> 
     found.unwrap_or_else(|error| vec![invalid("<nil>", &"".into(), &error.to_string())])
 }
 
-/// Rules of the schema at `at` whose syntax is wrong. Their types are not checked.
+/// Reports the rules of the schema at `at` whose syntax is wrong. Their types are not checked.
 pub fn syntax(schema: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     for (n, rule) in list(schema, &format!("/{RULES}")).iter().enumerate() {
@@ -54,6 +54,7 @@ pub fn syntax(schema: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
+/// Evaluates the CEL rules of the schema on a value at path `at`, then on all values below it.
 fn check_at(
     schema: &Value,
     value: &Value,
@@ -92,7 +93,7 @@ fn check_at(
     }
 }
 
-/// The item of the old list with the keys of `item`; lists of other types have none.
+/// Returns the item of the old list with the keys of `item`; lists of other types have none.
 fn same_item<'a>(schema: &Value, old: &'a Value, item: &Value) -> Option<&'a Value> {
     if text(schema, "/x-kubernetes-list-type") != "map" {
         return None;
@@ -102,6 +103,8 @@ fn same_item<'a>(schema: &Value, old: &'a Value, item: &Value) -> Option<&'a Val
     old.as_array()?.iter().find(|old| keys().all(|key| old.get(key) == item.get(key)))
 }
 
+/// Evaluates the CEL rules of one schema node on its value, and adds a fault for each that fails. A
+/// rule that compares with `oldSelf` is skipped when there is no old value.
 fn check_rules(
     schema: &Value,
     value: &Value,
@@ -114,34 +117,34 @@ fn check_rules(
     if rules.is_empty() {
         return;
     }
-    let shown = typed(schema, value, is_resource);
-    let before = old.map(|old| typed(schema, old, is_resource));
+    let new_self = typed(schema, value, is_resource);
+    let old_self = old.map(|old| typed(schema, old, is_resource));
     let kind = text(schema, "/type");
     let root = if at.is_empty() { "<nil>" } else { at };
     for rule in rules {
         let source = text(rule, "/rule").trim();
-        let named = match text(rule, "/message").trim() {
+        let title = match text(rule, "/message").trim() {
             "" => source,
             message => message,
         };
-        let wrong = |detail: &str| invalid(root, &kind.into(), detail);
+        let rule_fault = |detail: &str| invalid(root, &kind.into(), detail);
         let program = match Program::parse(source) {
             Ok(program) => program,
             Err(issue) => {
-                faults.push(wrong(&format!("rule compile error: {issue}")));
+                faults.push(rule_fault(&format!("rule compile error: {issue}")));
                 continue;
             }
         };
         let compares = program.uses("oldSelf");
         let is_optional = truth(rule, "/optionalOldSelf");
-        if compares && before.is_none() && !is_optional {
+        if compares && old_self.is_none() && !is_optional {
             continue;
         }
         let mut variables = Variables::default();
-        variables.set("self", shown.clone());
-        match (&before, is_optional) {
-            (before, true) => variables.set("oldSelf", before.clone().into()),
-            (Some(before), false) => variables.set("oldSelf", before.clone()),
+        variables.set("self", new_self.clone());
+        match (&old_self, is_optional) {
+            (old_self, true) => variables.set("oldSelf", old_self.clone().into()),
+            (Some(old_self), false) => variables.set("oldSelf", old_self.clone()),
             (None, false) => {}
         }
         match program.evaluate(&variables) {
@@ -156,15 +159,17 @@ fn check_rules(
                 };
                 faults.push(refused(rule, path, value, &message(rule, source, &variables)));
             }
-            Err(error) if error.starts_with("no such overload") => faults.push(wrong(&format!(
+            Err(error) if error.starts_with("no such overload") => faults.push(rule_fault(&format!(
                 "'{error}': call arguments did not match a supported operator, function or macro \
-                 signature for rule: {named}"
+                 signature for rule: {title}"
             ))),
-            Err(error) => faults.push(wrong(&format!("{error} evaluating rule: {named}"))),
+            Err(error) => faults.push(rule_fault(&format!("{error} evaluating rule: {title}"))),
         }
     }
 }
 
+/// Returns the message of a rule that does not hold: that of its expression if it is usable, else
+/// its own text, else the rule itself.
 fn message(rule: &Value, source: &str, variables: &Variables<'_>) -> String {
     let made = match text(rule, "/messageExpression") {
         "" => None,
@@ -180,7 +185,8 @@ fn message(rule: &Value, source: &str, variables: &Variables<'_>) -> String {
     }
 }
 
-/// Upstream: `fieldErrorForReason`. Objects and lists are not shown.
+/// Builds the fault of a value that a rule refuses, with the reason that the rule gives. Objects
+/// and lists are not shown. Upstream: `fieldErrorForReason`.
 fn refused(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
     let is_plain = !value.is_object() && !value.is_array();
     match text(rule, "/reason") {
@@ -196,11 +202,11 @@ fn refused(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
     }
 }
 
-/// A value, with the types from its schema. Upstream: `UnstructuredToVal`.
+/// Converts a value to CEL, with the types from its schema. Upstream: `UnstructuredToVal`.
 fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
-    let plain = || cel::Value::from(value);
+    let untyped = || cel::Value::from(value);
     if truth(schema, "/x-kubernetes-int-or-string") {
-        return plain();
+        return untyped();
     }
     match (text(schema, "/type"), value) {
         ("object", Value::Object(given)) => {
@@ -228,22 +234,22 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
             cel::Value::Double(number.as_f64().unwrap_or_default())
         }
         ("string", Value::String(given)) => match text(schema, "/format") {
-            "date-time" => given.parse().map_or_else(|_| plain(), cel::Value::Timestamp),
+            "date-time" => given.parse().map_or_else(|_| untyped(), cel::Value::Timestamp),
             "date" => {
                 let midnight: Result<Timestamp, _> = format!("{given}T00:00:00Z").parse();
-                midnight.map_or_else(|_| plain(), cel::Value::Timestamp)
+                midnight.map_or_else(|_| untyped(), cel::Value::Timestamp)
             }
-            "duration" => parse_duration(given).map_or_else(plain, cel::Value::Duration),
+            "duration" => parse_duration(given).map_or_else(untyped, cel::Value::Duration),
             "byte" => STANDARD
                 .decode(given)
-                .map_or_else(|_| plain(), |bytes| cel::Value::Bytes(bytes.into())),
-            _ => plain(),
+                .map_or_else(|_| untyped(), |bytes| cel::Value::Bytes(bytes.into())),
+            _ => untyped(),
         },
-        _ => plain(),
+        _ => untyped(),
     }
 }
 
-/// A member of a resource as rules see it: of the metadata only the names.
+/// Returns a member of a resource as rules see it: of the metadata only the names.
 fn own(name: &str, value: &Value) -> cel::Value {
     if name != "metadata" {
         return value.into();
@@ -254,7 +260,8 @@ fn own(name: &str, value: &Value) -> cel::Value {
     cel::Value::Map(Arc::new(seen.collect()))
 }
 
-/// The name of a property in rules; `None` when rules cannot use it. Upstream: `cel.Escape`.
+/// Returns the name of a property in rules; `None` when rules cannot use it. Upstream:
+/// `cel.Escape`.
 fn escaped(name: &str) -> Option<String> {
     let mut letters = name.chars();
     if letters.next().is_none_or(|first| first.is_ascii_digit()) {

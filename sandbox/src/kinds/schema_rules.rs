@@ -18,11 +18,12 @@ pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> 
     faults
 }
 
-/// A fault that belongs to no field.
+/// Returns a fault that belongs to no field.
 fn of_no_field(detail: &str) -> Cause {
     invalid("<nil>", &"".into(), detail)
 }
 
+/// Returns the name of a value's type in OpenAPI's terms.
 fn type_name(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
@@ -35,6 +36,7 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
+/// Tests whether a value has the type that its schema wants. An integer is a number too.
 fn is_of_type(schema: &Value, value: &Value) -> bool {
     let (wanted, given) = (text(schema, "/type"), type_name(value));
     let either = truth(schema, "/x-kubernetes-int-or-string");
@@ -46,6 +48,8 @@ fn is_of_type(schema: &Value, value: &Value) -> bool {
     }
 }
 
+/// Checks a value at path `at` against its schema, then all values below it. An unchanged value is
+/// accepted, so that a schema may become stricter.
 fn check_at(schema: &Value, value: &Value, old: Option<&Value>, at: &str, faults: &mut Vec<Cause>) {
     if old == Some(value) {
         return;
@@ -94,7 +98,7 @@ fn check_at(schema: &Value, value: &Value, old: Option<&Value>, at: &str, faults
     }
 }
 
-/// `anyOf`, `oneOf`, `allOf`, `not`.
+/// Checks the value against `anyOf`, `oneOf`, `allOf` and `not` of the schema.
 fn check_choices(
     schema: &Value,
     value: &Value,
@@ -144,6 +148,7 @@ fn check_choices(
     }
 }
 
+/// Checks the members of an object: their number, the required ones, and each against its schema.
 fn check_members(
     schema: &Value,
     members: &Map<String, Value>,
@@ -173,6 +178,8 @@ fn check_members(
     }
 }
 
+/// Checks the items of a list: each against its schema, their number, and that none occurs twice in
+/// a list of type `set` or `map`.
 fn check_items(
     schema: &Value,
     items: &[Value],
@@ -211,7 +218,8 @@ fn check_items(
     }
 }
 
-/// `what`: `Items` or `Properties`.
+/// Checks the number of items or properties against the schema's bounds. `what`: `Items` or
+/// `Properties`.
 fn wrong_count(schema: &Value, count: usize, what: &str, at: &str) -> Option<Cause> {
     let bound = |of: &str| {
         int(schema, &format!("/{of}{what}")).and_then(|bound| usize::try_from(bound).ok())
@@ -224,6 +232,8 @@ fn wrong_count(schema: &Value, count: usize, what: &str, at: &str) -> Option<Cau
     Some(invalid(at, &count.into(), &format!("{at} in body should have at least {least} {what}")))
 }
 
+/// Checks a string against its schema: length, pattern and format. One fault of length or pattern
+/// is reported at most.
 fn wrong_text(schema: &Value, given: &str, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     let value = Value::from(given);
@@ -248,6 +258,7 @@ fn wrong_text(schema: &Value, given: &str, at: &str) -> Vec<Cause> {
     faults
 }
 
+/// Checks a number against `multipleOf`, `maximum` and `minimum` of the schema.
 fn wrong_number(schema: &Value, value: &Value, at: &str) -> Vec<Cause> {
     let number = value.as_f64().unwrap_or(0.0);
     let bound = |name: &str| schema.get(name).and_then(Value::as_f64);

@@ -60,7 +60,7 @@ fn write_event(mut event: Value) -> Value {
     event
 }
 
-/// The fields that events.k8s.io selects by, looked up in the stored form.
+/// Returns the fields that events.k8s.io selects by, looked up in the stored form.
 pub fn event_field(event: &Value, path: &str) -> Option<String> {
     let path = match path.split_once('.') {
         Some(("regarding", rest)) => format!("involvedObject.{rest}"),
@@ -101,6 +101,8 @@ fn read_autoscaler(stored: &Value) -> Value {
     scaler
 }
 
+/// Converts an autoscaler of version 1 to version 2, in which it is stored: its percentages of CPU
+/// become metrics.
 fn write_autoscaler(mut scaler: Value) -> Value {
     set(&mut scaler, "apiVersion", "autoscaling/v2");
     let Some(spec) = scaler.get_mut("spec") else { return scaler };
@@ -125,7 +127,8 @@ fn write_autoscaler(mut scaler: Value) -> Value {
     scaler
 }
 
-/// Fields that v1 lacks keep their values when v1 writes an autoscaler.
+/// Keeps the fields that v1 lacks when v1 writes an autoscaler: `behavior`, and all metrics but
+/// that of CPU utilization.
 pub fn keep_metrics(new: &mut Value, old: &Value) {
     let others: Vec<Value> = list(old, "/spec/metrics")
         .iter()

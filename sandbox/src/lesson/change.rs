@@ -7,6 +7,7 @@ use super::stage::{Actor, Stage};
 use super::trace_log::Find;
 use kube_controller_manager::objects::{Deployment, Resource};
 
+/// Shows one change on its way through the manager, from the watch event to the echo of the write.
 pub async fn show(stage: &mut Stage, manager: &mut Actor) -> Result<()> {
     let web = stage.read(&Deployment::RESOURCE, "web").await?;
     let replicas = web["spec"]["replicas"].as_i64().unwrap_or(1) + 1;

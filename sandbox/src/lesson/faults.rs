@@ -13,7 +13,8 @@ fn phase(reflector: &str, phase: &str, outcome: &str) -> Find {
     Find::station("phase-ended").with(phase).with(format!("outcome={outcome}"))
 }
 
-/// A watch breaks, an object changes meanwhile, and the new watch brings the change.
+/// Shows a watch that breaks, an object that changes meanwhile, and the new watch that brings the
+/// change.
 pub async fn dropped_watch(stage: &mut Stage, manager: &mut Actor) -> Result<()> {
     stage.warm_watch(manager, &Deployment::RESOURCE, "web").await?;
     manager.log.forget()?;
@@ -67,7 +68,7 @@ pub async fn dropped_watch(stage: &mut Stage, manager: &mut Actor) -> Result<()>
     Ok(())
 }
 
-/// The server forgets the deletion of a ReplicaSet before the watch could bring it.
+/// Shows a server that forgets the deletion of a ReplicaSet before the watch could bring it.
 pub async fn gone(stage: &mut Stage, manager: &mut Actor) -> Result<()> {
     let (set, _) = stage.replica_set_and_pod().await?;
     stage.warm_watch(manager, &ReplicaSet::RESOURCE, &set).await?;
@@ -151,7 +152,7 @@ pub async fn gone(stage: &mut Stage, manager: &mut Actor) -> Result<()> {
     Ok(())
 }
 
-/// A write whose object has changed since the cache saw it.
+/// Shows a write whose object has changed since the cache saw it.
 pub async fn conflict(stage: &mut Stage, manager: &mut Actor) -> Result<()> {
     let (_, pod) = stage.replica_set_and_pod().await?;
     stage.warm_watch(manager, &Deployment::RESOURCE, "web").await?;

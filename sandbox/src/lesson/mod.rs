@@ -116,6 +116,8 @@ impl Lesson {
     }
 }
 
+/// Creates a Deployment, and then shows these parts in turn, each once the Deployment is rolled
+/// out.
 async fn show(stage: &mut Stage, parts: &[Part]) -> Result<()> {
     stage.screen.say(&format!(
         "An API server, a scheduler and nodes run in this process, and a controller manager beside \

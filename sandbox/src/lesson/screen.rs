@@ -17,14 +17,14 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// The standard output. It is live if a person can answer it: both it and the standard input
-    /// are a terminal.
+    /// Returns the standard output. It is live if a person can answer it: both it and the standard
+    /// input are a terminal.
     pub fn stdout() -> Screen {
         let live = io::stdout().is_terminal() && io::stdin().is_terminal();
         Screen { live, ..Screen::plain(io::stdout()) }
     }
 
-    /// Plain lines to `out`, without a wait.
+    /// Creates a screen of plain lines to `out`, which waits for nothing.
     pub fn plain(out: impl Write + Send + Sync + 'static) -> Screen {
         Screen { out: Box::new(out), live: false, steps: 0 }
     }
@@ -33,7 +33,7 @@ impl Screen {
         if self.live { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// The heading of a part of the lesson, whose steps are numbered from 1.
+    /// Prints the heading of a part of the lesson, whose steps are numbered from 1.
     ///
     /// # Errors
     /// When the output cannot be written, as for all methods.
@@ -44,7 +44,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// What happens now.
+    /// Prints what happens now.
     pub fn say(&mut self, text: &str) -> io::Result<()> {
         for line in wrap(text, WIDTH) {
             writeln!(self.out, "{line}")?;
@@ -53,7 +53,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// A station, its line of the trace, what it means and the place to open.
+    /// Prints a station, its line of the trace, what it means and the place to open.
     pub fn step(&mut self, title: &str, line: &Line, says: &str) -> io::Result<()> {
         self.steps += 1;
         let heading = self.paint("1;36", &format!("{:>2}. {title}", self.steps));
@@ -68,7 +68,7 @@ impl Screen {
         self.out.flush()
     }
 
-    /// On a terminal, waits for Enter or for `stop`.
+    /// Waits for Enter or for `stop`; returns at once without a terminal.
     pub async fn pause(&mut self, stop: &StopToken) -> io::Result<()> {
         if !self.live {
             return Ok(());
@@ -86,7 +86,7 @@ impl Screen {
     }
 }
 
-/// The words of `text` in lines of at most `width` characters.
+/// Breaks `text` into lines of at most `width` characters.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {

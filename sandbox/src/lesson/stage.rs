@@ -100,7 +100,7 @@ impl Stage {
         Ok(line)
     }
 
-    /// One pause of a wait that ends with an error at `give_up`, or when the lesson is stopped.
+    /// Pauses once in a wait that ends with an error at `give_up`, or when the lesson is stopped.
     async fn wait(&self, give_up: Duration, what: &str) -> Result<()> {
         let clock = self.cluster.clock();
         if clock.monotonic() > give_up {
@@ -219,7 +219,7 @@ impl Stage {
         self.cluster.sandbox.faults().clear();
     }
 
-    /// The name of the Deployment's ReplicaSet, and of one of its pods.
+    /// Returns the name of the Deployment's ReplicaSet, and of one of its pods.
     pub async fn replica_set_and_pod(&self) -> Result<(String, String)> {
         let first = async |resource: ResourceType| -> Result<String> {
             let all = self.list(&resource).await?;

@@ -17,6 +17,8 @@ pub struct Line {
 }
 
 impl Line {
+    /// Parses a line of the trace; `None` for other lines of the log.
+    ///
     /// `I1121 05:02:33.123456       1 src/a.rs:10] trace span=7 queued Pod default/a …`
     fn parse(line: &str) -> Option<Line> {
         let (header, rest) = line.split_once("] trace span=")?;
@@ -30,13 +32,13 @@ impl Line {
         })
     }
 
-    /// The spans that caused this one.
+    /// Returns the spans that caused this one.
     fn causes(&self) -> impl Iterator<Item = u64> {
         let by = self.rest.split(' ').find_map(|word| word.strip_prefix("by="));
         by.into_iter().flat_map(|by| by.split(',')).filter_map(|span| span.parse().ok())
     }
 
-    /// The value of `name=` in the rest of the line.
+    /// Returns the value of `name=` in the rest of the line.
     pub fn field(&self, name: &str) -> Option<&str> {
         let fields = self.rest.split(' ').filter_map(|word| word.split_once('='));
         fields.into_iter().find(|(field, _)| *field == name).map(|(_, value)| value)
@@ -58,31 +60,31 @@ impl Find {
         Find { station, ..Find::default() }
     }
 
-    /// The line contains this text.
+    /// Requires that the line contains this text.
     pub fn with(mut self, part: impl Into<String>) -> Find {
         self.parts.push(part.into());
         self
     }
 
-    /// The line belongs to this span.
+    /// Requires that the line belongs to this span.
     pub fn span(mut self, span: u64) -> Find {
         self.span = Some(span);
         self
     }
 
-    /// The line's span was caused by this one, directly or not.
+    /// Requires that the line's span was caused by this one, directly or not.
     pub fn caused_by(mut self, span: u64) -> Find {
         self.cause = Some(span);
         self
     }
 
-    /// No line of the same span is of this station.
+    /// Requires that no line of the same span is of this station.
     pub fn without(mut self, station: &'static str) -> Find {
         self.without = Some(station);
         self
     }
 
-    /// The condition in words, for errors.
+    /// Returns the condition in words, for errors.
     pub fn describe(&self) -> String {
         let span = self.span.map(|span| format!(" in span {span}"));
         let cause = self.cause.map(|span| format!(" caused by span {span}"));
@@ -90,6 +92,7 @@ impl Find {
         [Some(format!("{} {parts}", self.station)), span, cause].into_iter().flatten().collect()
     }
 
+    /// Finds the first line that meets all conditions.
     fn find<'l>(&self, lines: &'l [Line]) -> Option<&'l Line> {
         let is_caused = |line: &Line| match self.cause {
             None => true,
@@ -108,7 +111,8 @@ impl Find {
     }
 }
 
-/// Whether `cause` led to `span`: by keys that it queued, and by the echoes of what those wrote.
+/// Returns whether `cause` led to `span`: by keys that it queued, and by the echoes of what those
+/// wrote.
 fn is_caused(lines: &[Line], span: u64, cause: u64) -> bool {
     // A span's causes are older than itself.
     if span <= cause {
@@ -144,7 +148,7 @@ impl TraceLog {
         Ok(())
     }
 
-    /// The first line that fits, if it has been written.
+    /// Returns the first line that fits, if it has been written.
     ///
     /// # Errors
     /// When the log cannot be read.

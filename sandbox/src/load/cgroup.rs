@@ -116,6 +116,7 @@ impl MemoryGroup {
         format!("the limit of {} cannot be written ({error})", self.folder.display())
     }
 
+    /// Limits the memory of the group's processes, with no swap beyond it.
     fn limit(&self, limit: Option<Bytes>) -> io::Result<()> {
         let Some(Bytes(limit)) = limit else { return Ok(()) };
         let write = |file: &str, number: u64| fs::write(self.folder.join(file), number.to_string());
@@ -132,38 +133,40 @@ impl MemoryGroup {
         Ok(())
     }
 
-    /// The file that takes the ids of its processes.
+    /// Returns the file that takes the ids of its processes.
     pub fn processes(&self) -> PathBuf {
         self.folder.join("cgroup.procs")
     }
 
+    /// Reads the memory counters of the group from the kernel's files. A file that cannot be read
+    /// counts as zero.
     pub fn counts(&self) -> Counts {
-        let read = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
-        let whole = |file: &str| read(file).trim().parse().unwrap_or(0u64);
-        let stat = read("memory.stat");
+        let read_file = |file: &str| fs::read_to_string(self.folder.join(file)).unwrap_or_default();
+        let read_number = |file: &str| read_file(file).trim().parse().unwrap_or(0u64);
+        let stat = read_file("memory.stat");
         match self.version {
             Version::One => Counts {
                 // The limit with swap is the same, and is met first.
                 hits: hits_of_version_one(
-                    whole("memory.failcnt") + whole("memory.memsw.failcnt"),
-                    whole("memory.max_usage_in_bytes"),
-                    whole("memory.limit_in_bytes"),
+                    read_number("memory.failcnt") + read_number("memory.memsw.failcnt"),
+                    read_number("memory.max_usage_in_bytes"),
+                    read_number("memory.limit_in_bytes"),
                 ),
                 refaults: field(&stat, "workingset_refault_file"),
-                kills: field(&read("memory.oom_control"), "oom_kill"),
+                kills: field(&read_file("memory.oom_control"), "oom_kill"),
                 anonymous_bytes: field(&stat, "rss"),
                 file_bytes: field(&stat, "cache"),
-                peak_bytes: whole("memory.max_usage_in_bytes"),
+                peak_bytes: read_number("memory.max_usage_in_bytes"),
             },
             Version::Two => {
-                let events = read("memory.events");
+                let events = read_file("memory.events");
                 Counts {
                     hits: Some(field(&events, "max")),
                     refaults: field(&stat, "workingset_refault_file"),
                     kills: field(&events, "oom_kill"),
                     anonymous_bytes: field(&stat, "anon"),
                     file_bytes: field(&stat, "file"),
-                    peak_bytes: whole("memory.peak"),
+                    peak_bytes: read_number("memory.peak"),
                 }
             }
         }
@@ -189,8 +192,8 @@ impl fmt::Display for MemoryGroup {
 }
 
 impl Mount {
-    /// The groups in which this process may be allowed to create one, from the root down to its
-    /// own.
+    /// Returns the groups in which this process may be allowed to create one, from the root down to
+    /// its own.
     fn parents(&self) -> Vec<PathBuf> {
         let mut parents = vec![self.root.clone()];
         for part in self.own.components().skip(1) {
@@ -201,7 +204,8 @@ impl Mount {
     }
 }
 
-/// The places of the memory controller in the texts of `/proc/self/mounts` and `/proc/self/cgroup`.
+/// Finds the mounts of the memory controller in the texts of `/proc/self/mounts` and
+/// `/proc/self/cgroup`.
 fn mounts(mounts: &str, own: &str) -> Vec<Mount> {
     let own_of = |is_it: &dyn Fn(&str) -> bool| {
         let parts = own.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
@@ -224,6 +228,7 @@ fn mounts(mounts: &str, own: &str) -> Vec<Mount> {
         .collect()
 }
 
+/// Creates a group below this one; an error says why none with a limit is possible.
 fn create(version: Version, parent: &Path) -> io::Result<MemoryGroup> {
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let file = match version {
@@ -248,14 +253,14 @@ fn create(version: Version, parent: &Path) -> io::Result<MemoryGroup> {
     Ok(MemoryGroup { version, folder })
 }
 
-/// How often a limit was met, from the counter of failures. Newer kernels keep that counter of
-/// version 1 at zero, even where the peak is at the limit.
+/// Returns how often a limit was met, by the counter of failures. `None`: the counter does not
+/// work. Newer kernels keep that counter of version 1 at zero, even where the peak is at the limit.
 fn hits_of_version_one(failures: u64, peak_bytes: u64, limit_bytes: u64) -> Option<u64> {
     let is_met = peak_bytes.saturating_add(CHARGE_BYTES) > limit_bytes;
     (failures > 0 || !is_met).then_some(failures)
 }
 
-/// The number after `name` in lines of names and numbers.
+/// Returns the number after `name` in lines of names and numbers.
 fn field(text: &str, name: &str) -> u64 {
     let number = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok();
     text.lines().find_map(number).unwrap_or(0)

@@ -39,7 +39,7 @@ impl Seen {
 }
 
 impl Run {
-    /// The phases of a load of `count` claims.
+    /// Runs the phases of a load of `count` claims, while informers watch them and their volumes.
     pub(super) async fn claims(
         &mut self,
         manager: &mut ManagerProcess,
@@ -58,6 +58,8 @@ impl Run {
         ended
     }
 
+    /// Measures the life of `count` claims: bound to existing volumes, deleted, then provisioned by
+    /// a driver and deleted again.
     async fn claim_phases(
         &mut self,
         manager: &mut ManagerProcess,
@@ -134,6 +136,7 @@ impl Run {
         Ok(claims.delete_collection(Some(NAMESPACE), Delete::new(), &all).await?)
     }
 
+    /// Waits until this is done; fails when the manager ends, or patience does.
     async fn wait_for(
         &self,
         manager: &mut ManagerProcess,
@@ -167,6 +170,7 @@ fn volume_name(n: usize) -> String {
     format!("load-volume-{n}")
 }
 
+/// Builds the volume with this number, as an administrator provides it by hand.
 fn volume(n: usize) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": volume_name(n) },
@@ -178,6 +182,7 @@ fn volume(n: usize) -> Value {
     })
 }
 
+/// Builds the claim with this number.
 fn claim(n: usize, class: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "PersistentVolumeClaim",

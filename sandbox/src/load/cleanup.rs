@@ -13,6 +13,8 @@ use kube_controller_manager::objects::{
 const DELETION_STARTS_WITHIN: Duration = Duration::from_secs(20);
 
 impl Run {
+    /// Deletes the namespace of the load and measures until it is gone. Skips the phase when the
+    /// manager does not begin to delete its objects.
     pub(super) async fn delete_namespace(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         const PHASE: &str = "namespace deleted";
         let mark = self.mark(Some(manager))?;
@@ -52,7 +54,7 @@ impl Run {
         self.row("settled, empty again", manager, mark).await
     }
 
-    /// Some Deployment or pod of the namespace has been deleted.
+    /// Returns whether some Deployment or pod of the namespace has been deleted.
     async fn is_being_emptied(&self) -> Result<bool> {
         let options = ListOptions { limit: Some(1), ..ListOptions::default() };
         let pods = self.client.resource(&Pod::RESOURCE).metadata_only();

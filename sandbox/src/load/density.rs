@@ -115,6 +115,8 @@ impl Density {
         measured
     }
 
+    /// Starts managers, each with a control plane of its own, as long as memory suffices; then
+    /// measures their memory, CPU and wakeups at rest.
     async fn measure(
         &self,
         clock: &SharedClock,
@@ -137,17 +139,17 @@ impl Density {
             plane.manager.settled(&STARTED, clock, stop).await?;
         }
         eprintln!("at rest for {:?} ...", self.idle);
-        let read = |plane: &ControlPlane| -> Result<(f64, u64)> {
+        let read_plane = |plane: &ControlPlane| -> Result<(f64, u64)> {
             let process = &plane.manager.process;
             Ok((process.read()?.cpu_seconds, process.wakeups()?))
         };
         let begun = clock.monotonic();
-        let before: Vec<(f64, u64)> = planes.iter().map(read).collect::<Result<_>>()?;
+        let before: Vec<(f64, u64)> = planes.iter().map(read_plane).collect::<Result<_>>()?;
         if stop.unless_stopped(clock.sleep(self.idle)).await.is_none() {
             return Err("stopped".into());
         }
         let seconds = (clock.monotonic() - begun).as_secs_f64();
-        let after: Vec<(f64, u64)> = planes.iter().map(read).collect::<Result<_>>()?;
+        let after: Vec<(f64, u64)> = planes.iter().map(read_plane).collect::<Result<_>>()?;
         for plane in &mut *planes {
             plane.manager.alive(stop)?;
         }
@@ -173,7 +175,7 @@ impl Density {
     }
 }
 
-/// Whether a machine with this `/proc/meminfo` has memory for another manager.
+/// Returns whether a machine with this `/proc/meminfo` has memory for another manager.
 fn has_memory(meminfo: &str) -> bool {
     let kilobytes = |name: &str| -> Option<f64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;

@@ -64,7 +64,7 @@ impl Run {
         Ok(())
     }
 
-    /// The `n`th Deployment.
+    /// Returns the `n`th Deployment.
     pub(super) fn deployment_key(&self, n: usize) -> ObjectKey {
         let namespace = match self.size.namespaces {
             0 => NAMESPACE.to_owned(),
@@ -108,7 +108,7 @@ impl Run {
         Ok(manager)
     }
 
-    /// The time since the last byte of the managers' lists was sent.
+    /// Returns the time since the last byte of the managers' lists was sent.
     fn since_lists(&self) -> Option<f64> {
         let listed = self.server.sandbox()?.traffic().listed(PROGRAM)?;
         Some(self.clock.monotonic().saturating_sub(listed).as_secs_f64())
@@ -123,6 +123,8 @@ impl Run {
         Ok(self.client.delete::<Deployment>(&key, Delete::background()).await?)
     }
 
+    /// Waits until the sum of all Deployments' statuses is as wanted; fails when the manager ends,
+    /// or patience does.
     pub(super) async fn until(
         &self,
         manager: &mut ManagerProcess,
@@ -164,6 +166,7 @@ impl Run {
         }
     }
 
+    /// Adds up the statuses of all Deployments, from the cache if there is one, else from a list.
     pub(super) async fn sum(&self) -> Result<Sum> {
         let all = match &self.seen {
             Some(seen) => seen.deployments(),
@@ -194,6 +197,7 @@ pub(super) struct Sum {
     pub unobserved: usize,
 }
 
+/// Builds a Deployment of this many replicas.
 pub(super) fn deployment(name: &str, n: usize, replicas: usize) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment",

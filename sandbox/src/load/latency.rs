@@ -75,7 +75,7 @@ impl LatencyRow {
     }
 }
 
-/// The smallest of the ascending values that is not below the share `of` of them.
+/// Returns the smallest of the ascending values that is not below the share `of` of them.
 fn quantile(ascending: &[f64], of: f64) -> f64 {
     let rank = (ascending.len() as f64 * of).ceil() as usize;
     ascending.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
@@ -145,7 +145,8 @@ impl Event {
         self.object["metadata"]["name"].as_str().unwrap_or_default()
     }
 
-    /// Whether the event is about a resource `plural` that is named `app` or has it as its label.
+    /// Returns whether the event is about a resource `plural` that is named `app` or has it as its
+    /// label.
     fn is_of(&self, plural: &str, app: &str) -> bool {
         self.plural == plural
             && (self.name() == app || self.object["metadata"]["labels"]["app"] == app)
@@ -163,6 +164,7 @@ struct Seen {
 }
 
 impl Seen {
+    /// Begins to watch all types whose events are measured.
     async fn watch(client: &Client, clock: &SharedClock) -> Result<Seen> {
         let (sender, coming) = async_channel::unbounded();
         for resource in [
@@ -227,6 +229,7 @@ struct User {
 }
 
 impl User {
+    /// Does all rounds, each in a namespace of its own.
     async fn rounds(&mut self, rounds: usize, large: usize) -> Result<()> {
         self.manager_works().await?;
         for round in 1..=rounds {
@@ -285,7 +288,7 @@ impl User {
         Ok(())
     }
 
-    /// The index of the next event: all that have arrived are before it.
+    /// Returns the index of the next event: all that have arrived are before it.
     fn now(&mut self) -> usize {
         while let Ok(event) = self.seen.coming.try_recv() {
             self.seen.events.push(event);
@@ -293,8 +296,8 @@ impl User {
         self.seen.events.len()
     }
 
-    /// The time of the first event from `since` on at which `done` holds. It is called with each
-    /// event of this round's namespace in turn.
+    /// Waits for the first event from `since` on at which `done` holds, and returns its time. It is
+    /// called with each event of this round's namespace in turn.
     async fn at(
         &mut self,
         since: usize,
@@ -339,6 +342,7 @@ impl User {
         self.measured.entry(row).or_default().push(millis);
     }
 
+    /// Measures a new Deployment: when its pods exist, and when its status counts them.
     async fn deployment(&mut self, replicas: usize) -> Result<()> {
         let (name, since) = (format!("app-{replicas}"), self.now());
         self.make(&Deployment::RESOURCE, &deployment(&name, replicas)).await?;
@@ -443,6 +447,7 @@ impl User {
         self.remove(&Deployment::RESOURCE, name).await
     }
 
+    /// Measures a new Job of five pods, until it is complete.
     async fn job(&mut self) -> Result<()> {
         let since = self.now();
         let mut template = template("job", 0);
@@ -461,6 +466,7 @@ impl User {
         self.remove(&Job::RESOURCE, "job").await
     }
 
+    /// Measures a new StatefulSet of three pods, until all of them are ready.
     async fn stateful_set(&mut self) -> Result<()> {
         let (name, since) = ("db", self.now());
         let mut set = deployment(name, 3);

@@ -40,6 +40,7 @@ pub struct IdleCriteria {
 }
 
 impl ManagerProcess {
+    /// Starts a manager in the cgroup of this process.
     pub fn start(
         program: &ManagerProgram,
         kubeconfig: &Path,
@@ -51,8 +52,8 @@ impl ManagerProcess {
         Ok(ManagerProcess { manager, process })
     }
 
-    /// As [`ManagerProcess::start`], in a memory cgroup in which the pages of its code are counted
-    /// too.
+    /// Starts the manager as [`ManagerProcess::start`] does, in a memory cgroup in which the pages
+    /// of its code are counted too.
     pub fn start_in(
         group: MemoryGroup,
         program: &ManagerProgram,
@@ -70,8 +71,8 @@ impl ManagerProcess {
         Ok(ManagerProcess { manager, process })
     }
 
-    /// Errors: the manager has ended ([`OutOfMemory`] if it was killed at the limit of its group),
-    /// or `stop` is stopped.
+    /// Checks that the manager still runs. Errors: it has ended ([`OutOfMemory`] if it was killed
+    /// at the limit of its group), or `stop` is stopped.
     pub fn alive(&mut self, stop: &StopToken) -> Result<()> {
         if stop.is_stopped() {
             return Err("stopped".into());

@@ -24,7 +24,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// `process`: absent before it was started.
+    /// Reads the counters at the start of a phase. `process`: absent before it was started.
     pub fn new(at: Duration, process: Option<&Process>, requests: Requests) -> io::Result<Mark> {
         let mut mark = Mark { at, cpu_seconds: 0.0, wakeups: 0, limit_hits: Some(0), requests };
         if let Some(process) = process {
@@ -36,7 +36,7 @@ impl Mark {
         Ok(mark)
     }
 
-    /// The row of a phase that ends at `at`.
+    /// Computes the row of a phase from this mark to `at`.
     pub fn row(
         self,
         phase: &str,

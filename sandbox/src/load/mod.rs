@@ -116,6 +116,7 @@ impl Load {
         run.stop(ended).await
     }
 
+    /// Creates the report, with no rows yet.
     fn report(&self) -> Report {
         Report {
             manager: self.manager.to_string(),
@@ -152,6 +153,8 @@ struct Run {
 }
 
 impl Run {
+    /// Starts the server, and the debug proxy or the metrics that the load needs; the manager
+    /// starts later, with the flags collected here.
     async fn start(load: Load, stop: StopToken) -> Result<Run> {
         let (report, clock) = (load.report(), SystemClock::shared());
         let server = Server::start(load.sandbox, load.kubeconfig, load.nodes).await?;
@@ -192,6 +195,7 @@ impl Run {
         })
     }
 
+    /// Runs the phases of the load in order, with a row of the report for each.
     async fn phases(&mut self, config_maps: usize, idle: Duration) -> Result<()> {
         self.create_namespace(NAMESPACE).await?;
         let mut manager = self.start_manager()?;
@@ -233,7 +237,8 @@ impl Run {
         self.end(manager).await
     }
 
-    /// Stops all but the managers. `ended`: how the phases did.
+    /// Stops all but the managers, and returns the report. `ended`: how the phases ended; a manager
+    /// that was killed at its memory limit is a row of the report, not an error.
     async fn stop(mut self, ended: Result<()>) -> Result<Report> {
         if let Some(seen) = self.seen.take() {
             seen.stop().await;
@@ -259,6 +264,7 @@ impl Run {
         report::announce(&self.clock, &self.now);
     }
 
+    /// Starts a new manager, in this process's memory cgroup or in one of its own.
     fn start_manager(&mut self) -> Result<ManagerProcess> {
         self.started += 1;
         let program = &self.program;
@@ -277,6 +283,7 @@ impl Run {
         manager.alive(&self.stop)
     }
 
+    /// Waits until the manager is at rest, for a minute at most.
     async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
         let idle = IdleCriteria {
             poll: QUIET_POLL,
@@ -303,6 +310,7 @@ impl Run {
         Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
     }
 
+    /// Adds a row to the report: what the manager has used since the mark, and its queues' times.
     async fn row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
         let mut row = self.figures(phase, manager, since)?;
         if let Some((metrics, before)) = &mut self.queues {
@@ -327,7 +335,7 @@ impl Run {
         self.create(&ServiceAccount::RESOURCE, name, &account).await
     }
 
-    /// An object that exists already is left as it is.
+    /// Creates an object; one that exists already is left as it is.
     async fn create(&self, resource: &ResourceType, namespace: &str, body: &Value) -> Result<()> {
         match self.client.resource(resource).create::<PartialObjectMetadata>(namespace, body).await
         {

@@ -9,12 +9,12 @@ pub const PODS_A_SET: usize = 100;
 /// The number of consecutive nodes in one zone.
 const NODES_A_ZONE: usize = 3;
 
-/// The UUID of the `n`th object of a kind.
+/// Returns the UUID of the `n`th object of a kind.
 fn uid(kind: u16, n: usize) -> String {
     format!("5f0c{kind:04x}-7a3e-4d21-9b68-{n:012x}")
 }
 
-/// Five letters, as at the end of the names of a ReplicaSet's pods.
+/// Returns five letters, as at the end of the names of a ReplicaSet's pods.
 fn suffix(n: usize) -> String {
     const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let mut rest = n;
@@ -26,8 +26,8 @@ fn suffix(n: usize) -> String {
     (0..5).map(digit).collect()
 }
 
-/// A pod template of the usual shape: one container, twelve environment variables, two probes, one
-/// volume. `n` makes templates distinct.
+/// Builds a pod template of the usual shape: one container, twelve environment variables, two
+/// probes, one volume. `n` makes templates distinct.
 pub fn template(app: &str, n: usize) -> Value {
     let env: Vec<Value> = (0..12)
         .map(|at| json!({ "name": format!("SETTING_{at}"), "value": format!("value-of-setting-{at}") }))
@@ -61,7 +61,7 @@ pub fn template(app: &str, n: usize) -> Value {
     })
 }
 
-/// The managers of the fields, as the API server stores them.
+/// Returns the managers of the fields, as the API server stores them.
 fn managed(manager: &str, subresource: &str, fields: &Value) -> Value {
     json!({
         "manager": manager, "operation": "Update", "apiVersion": "v1", "time": "2026-05-01T10:00:01Z",
@@ -69,7 +69,8 @@ fn managed(manager: &str, subresource: &str, fields: &Value) -> Value {
     })
 }
 
-/// The `n`th pod, of the template of a set, with the status of a running pod and without a name.
+/// Builds the `n`th pod, of the template of a set, with the status of a running pod and without a
+/// name.
 fn running_pod(n: usize, set: usize) -> Value {
     let mut pod = template(&format!("app-{set}"), set);
     let ip = format!("10.{}.{}.{}", 64 + n / 65_536, n / 256 % 256, n % 256);
@@ -94,8 +95,8 @@ fn running_pod(n: usize, set: usize) -> Value {
     pod
 }
 
-/// The `n`th pod: twelve environment variables, two probes, one volume, an owner, `managedFields`,
-/// and the status of a running pod.
+/// Encodes the `n`th pod: twelve environment variables, two probes, one volume, an owner,
+/// `managedFields`, and the status of a running pod.
 pub fn pod(n: usize) -> Vec<u8> {
     let set = n / PODS_A_SET;
     let hash = format!("{:x}", 0x7d4b_9c6f_u64 + set as u64);
@@ -129,12 +130,12 @@ pub fn pod(n: usize) -> Vec<u8> {
     pod.to_string().into_bytes()
 }
 
-/// The name of the `n`th node.
+/// Returns the name of the `n`th node.
 pub fn node_name(n: usize) -> String {
     format!("node-{n:05}")
 }
 
-/// The `n`th node of three zones as its kubelet reports it, with twenty images.
+/// Builds the `n`th node of three zones as its kubelet reports it, with twenty images.
 pub fn node(n: usize, now: &str) -> Value {
     let name = node_name(n);
     let zone = format!("zone-{}", char::from(b'a' + (n / NODES_A_ZONE % 3) as u8));
@@ -197,7 +198,7 @@ pub fn node(n: usize, now: &str) -> Value {
     })
 }
 
-/// The lease of the `n`th node.
+/// Builds the lease of the `n`th node.
 pub fn lease(n: usize, now: &str) -> Value {
     let name = node_name(n);
     json!({
@@ -213,13 +214,13 @@ pub fn lease(n: usize, now: &str) -> Value {
     })
 }
 
-/// The name of the `n`th pod that stands alone.
+/// Returns the name of the `n`th pod that stands alone.
 pub fn pod_name(n: usize) -> String {
     format!("pod-{n:06}")
 }
 
-/// The `n`th pod without an owner, running on a node. It tolerates for some seconds that its node
-/// is lost, or for ever.
+/// Builds the `n`th pod without an owner, running on a node. It tolerates for some seconds that its
+/// node is lost, or for ever.
 pub fn bound_pod(n: usize, node: usize, namespace: &str, tolerated: Option<i64>) -> Value {
     let toleration = |key: &str| {
         let mut toleration = json!({
@@ -241,7 +242,7 @@ pub fn bound_pod(n: usize, node: usize, namespace: &str, tolerated: Option<i64>)
     pod
 }
 
-/// The `n`th ReplicaSet, of the pods `n * PODS_A_SET` and on.
+/// Encodes the `n`th ReplicaSet, of the pods `n * PODS_A_SET` and on.
 pub fn replica_set(n: usize) -> Vec<u8> {
     let hash = format!("{:x}", 0x7d4b_9c6f_u64 + n as u64);
     let labels = json!({ "app": format!("app-{n}"), "tier": "backend", "pod-template-hash": hash });
@@ -271,12 +272,12 @@ pub fn replica_set(n: usize) -> Vec<u8> {
     set.to_string().into_bytes()
 }
 
-/// `size` bytes, or a little more, as the data of a ConfigMap.
+/// Returns `size` bytes, or a little more, as the data of a ConfigMap.
 pub fn data(size: usize) -> Value {
     json!({ "app.conf": "key = value\n".repeat(size.div_ceil(12)) })
 }
 
-/// The `n`th ConfigMap, with `size` bytes of data.
+/// Encodes the `n`th ConfigMap, with `size` bytes of data.
 pub fn config_map(n: usize, size: usize) -> Vec<u8> {
     let map = json!({
         "apiVersion": "v1", "kind": "ConfigMap",
@@ -289,7 +290,7 @@ pub fn config_map(n: usize, size: usize) -> Vec<u8> {
     map.to_string().into_bytes()
 }
 
-/// A list of `items` as the API server sends it.
+/// Joins encoded `items` to a list as the API server sends it.
 pub fn list(kind: &str, items: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     let head =
         r#"{"kind":"KIND","apiVersion":"v1","metadata":{"resourceVersion":"9000000"},"items":["#;
@@ -304,7 +305,7 @@ pub fn list(kind: &str, items: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     body
 }
 
-/// An event of a watch.
+/// Returns an event of a watch.
 pub fn event(kind: &str, object: &[u8]) -> Vec<u8> {
     [br#"{"type":""#, kind.as_bytes(), br#"","object":"#, object, b"}\n"].concat()
 }

@@ -197,6 +197,7 @@ impl Run<'_> {
         announce(&self.clock, name);
     }
 
+    /// Puts nodes, their leases and pods on them into the store, past the API.
     fn fill(&self) -> Result<()> {
         let made = self.api.create_value("", "namespaces", namespace(NAMESPACE));
         made.map_err(|error| error.message)?;
@@ -222,6 +223,8 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Measures the manager at its start, at rest, while a third of the nodes dies, and at rest
+    /// again.
     async fn phases(
         &mut self,
         manager: &mut ManagerProcess,
@@ -272,6 +275,7 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Waits until what is observed is as wanted; fails when the manager ends, or patience does.
     async fn until(
         &self,
         manager: &mut ManagerProcess,
@@ -292,6 +296,8 @@ impl Run<'_> {
         }
     }
 
+    /// Counts the nodes that are tainted and the pods that are evicted or not ready, those that
+    /// should be and the others.
     fn observe(&self) -> Found {
         let mut found =
             Found { deletions: self.sandbox.faults().count("delete", PODS), ..Found::default() };
@@ -325,7 +331,7 @@ impl Run<'_> {
     }
 }
 
-/// Whether the `n`th node dies: a third of each zone does.
+/// Returns whether the `n`th node dies: a third of each zone does.
 fn dies(n: usize) -> bool {
     n.is_multiple_of(DYING)
 }
@@ -351,6 +357,8 @@ struct Heartbeats {
 }
 
 impl Heartbeats {
+    /// Renews the leases of all nodes in turn, evenly spread over [`RENEWAL`], and writes the
+    /// status of each one once in [`STATUS`]. Nodes that have died are left out.
     async fn send_heartbeats(self: Arc<Self>) {
         let start = self.clock.monotonic();
         let nodes = self.nodes.max(1) as u64;
@@ -390,7 +398,8 @@ impl Heartbeats {
         });
     }
 
-    /// A write that conflicts with one of the manager's is repeated in the next period.
+    /// Edits a stored object. A write that conflicts with one of the manager's is repeated in the
+    /// next period.
     fn update_stored(&self, table: &str, key: &str, edit: impl FnOnce(&mut Value)) {
         let Some(stored) = self.api.store.get(table, key) else { return };
         let mut value = stored.value.clone();

@@ -16,7 +16,7 @@ impl Process {
         Process { id, group }
     }
 
-    /// What its own memory cgroup has counted so far.
+    /// Returns what its own memory cgroup has counted so far.
     pub fn group_counts(&self) -> Option<Counts> {
         self.group.as_ref().map(MemoryGroup::counts)
     }
@@ -26,18 +26,20 @@ impl Process {
         Ok(read(&text("stat")?, &text("status")?, ""))
     }
 
-    /// Resident memory that is not backed by a file: the heap and the stacks, without the code.
+    /// Reads the resident memory that is not backed by a file: the heap and the stacks, without the
+    /// code.
     pub fn private_bytes(&self) -> io::Result<u64> {
         Ok(anonymous(&std::fs::read_to_string(format!("/proc/{}/status", self.id))?))
     }
 
-    /// The pages that no other process has mapped, of files too: what one more process of the same
-    /// program adds.
+    /// Returns the pages that no other process has mapped, of files too: what one more process of
+    /// the same program adds.
     pub fn unshared_bytes(&self) -> io::Result<u64> {
         Ok(unshared(&std::fs::read_to_string(format!("/proc/{}/smaps_rollup", self.id))?))
     }
 
-    /// The voluntary context switches of the process's current threads, each followed by a wake-up.
+    /// Returns the voluntary context switches of the process's current threads, each followed by a
+    /// wake-up.
     pub fn wakeups(&self) -> io::Result<u64> {
         let mut statuses = String::new();
         for task in std::fs::read_dir(format!("/proc/{}/task", self.id))? {
@@ -60,12 +62,12 @@ fn sleeps(statuses: &str) -> u64 {
     statuses.lines().filter_map(count).sum()
 }
 
-/// `RssAnon` of a `status` file, in bytes.
+/// Reads `RssAnon` of a `status` file, in bytes.
 fn anonymous(status: &str) -> u64 {
     kilobytes(status, "RssAnon:") * 1024
 }
 
-/// `Private_Clean` and `Private_Dirty` of a `smaps_rollup` file, in bytes.
+/// Sums `Private_Clean` and `Private_Dirty` of a `smaps_rollup` file, in bytes.
 fn unshared(rollup: &str) -> u64 {
     (kilobytes(rollup, "Private_Clean:") + kilobytes(rollup, "Private_Dirty:")) * 1024
 }

@@ -90,7 +90,7 @@ impl Metrics {
         Ok(Metrics { port, client: Client::new(config, clock.clone())? })
     }
 
-    /// The flags with which a manager serves them without asking for credentials.
+    /// Returns the flags with which a manager serves them without asking for credentials.
     pub fn flags(&self) -> [String; 2] {
         let paths = "/healthz,/readyz,/livez,/metrics";
         [
@@ -106,6 +106,7 @@ impl Metrics {
 }
 
 impl Histograms {
+    /// Parses the histograms of queues from the text of `/metrics`; other lines are ignored.
     fn parse(text: &str) -> Histograms {
         let mut all = Histograms::default();
         for line in text.lines() {
@@ -128,7 +129,7 @@ impl Histograms {
         all
     }
 
-    /// The times of the phase that began with `before`.
+    /// Computes the times of the phase that began with `before`.
     pub fn since(&self, before: &Histograms) -> QueueTimes {
         let waited = Histogram::since_of_all(&self.waited, &before.waited);
         let worked = Histogram::since_of_all(&self.worked, &before.worked);
@@ -154,6 +155,7 @@ impl Histograms {
 }
 
 impl Histogram {
+    /// Returns, for each queue, what has been counted since `before`.
     fn since_of_all(
         now: &BTreeMap<String, Histogram>,
         before: &BTreeMap<String, Histogram>,
@@ -169,7 +171,8 @@ impl Histogram {
         if self.0.is_empty() { other.clone() } else { self.combined(other, 1.0) }
     }
 
-    /// The buckets of both histograms are the same; an absent histogram has none.
+    /// Adds `times` the counts of another histogram. The buckets of both are the same; an absent
+    /// histogram has none.
     fn combined(&self, other: &Histogram, times: f64) -> Histogram {
         let of_other = |at: usize| other.0.get(at).map_or(0.0, |(_, count)| *count);
         let buckets = self.0.iter().enumerate();
@@ -180,7 +183,8 @@ impl Histogram {
         self.0.last().map_or(0.0, |(_, count)| *count)
     }
 
-    /// The upper bound of the bucket that holds the share `of` of the values; 0 without values.
+    /// Returns the upper bound of the bucket that holds the share `of` of the values; 0 without
+    /// values.
     fn quantile(&self, of: f64) -> f64 {
         let rank = self.count() * of;
         let bucket = self.0.iter().find(|(_, count)| *count > 0.0 && *count >= rank);

@@ -120,7 +120,7 @@ impl Report {
         self.rows.iter().find(|row| row.phase == phase && row.skipped.is_none())
     }
 
-    /// What one pod costs in each phase that all pods pass.
+    /// Writes what one pod costs in each phase that all pods pass.
     fn write_costs(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let pods = self.size.pods() as f64;
         for phase in ["all pods exist", "all pods ready"] {
@@ -172,7 +172,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The table, and the requests of each phase.
+/// Writes the table, and the requests of each phase.
 pub fn write_rows(f: &mut fmt::Formatter<'_>, rows: &[Row]) -> fmt::Result {
     writeln!(
         f,

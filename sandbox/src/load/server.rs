@@ -16,6 +16,8 @@ pub enum Server {
 }
 
 impl Server {
+    /// Starts the sandbox in this process; with a kubeconfig, uses that API server and starts only
+    /// the nodes.
     pub async fn start(
         options: SandboxOptions,
         kubeconfig: Option<PathBuf>,
@@ -43,7 +45,7 @@ impl Server {
         }
     }
 
-    /// The kubeconfig for a manager.
+    /// Returns the kubeconfig for a manager.
     pub fn kubeconfig(&self) -> PathBuf {
         match self {
             Server::Embedded(cluster) => cluster.manager_kubeconfig(),
@@ -51,7 +53,7 @@ impl Server {
         }
     }
 
-    /// The requests of the managers so far.
+    /// Returns the requests of the managers so far.
     pub fn traffic(&self) -> Requests {
         Some(self.sandbox()?.traffic().of(PROGRAM))
     }

@@ -56,12 +56,13 @@ impl Size {
         self.namespaces > 0
     }
 
-    /// The nodes that fit the size, where none are given.
+    /// Returns the nodes that fit the size, where none are given.
     pub fn nodes(self) -> usize {
         if self.is_spread() { (self.pods() / 20).max(1) } else { 100 }
     }
 
-    /// A cluster of this number of pods, with all that belongs to them in the proportions of a large one.
+    /// Returns a cluster of this number of pods, with all that belongs to them in the proportions
+    /// of a large one.
     fn of_cluster(pods: usize) -> Size {
         let part = |of: usize| (pods / of).max(1);
         Size {

@@ -182,6 +182,8 @@ impl SmallestLimit {
 }
 
 impl Run {
+    /// Finds the smallest sufficient memory of each stage in turn; between them, the cluster is
+    /// filled by a manager without a limit.
     async fn search(&mut self, step: Bytes, stages: &mut Vec<Found>) -> Result<()> {
         self.create_namespace(NAMESPACE).await?;
         stages.push(self.smallest(Stage::Empty, step).await?);
@@ -202,6 +204,8 @@ impl Run {
         self.clear(Stage::Pods).await
     }
 
+    /// Searches the smallest memory limit under which a stage still holds, by bisection from its
+    /// peak without a limit down to `step`.
     async fn smallest(&mut self, stage: Stage, Bytes(step): Bytes) -> Result<Found> {
         let patience = self.patience;
         let free = self.stage(stage, None, patience).await?;
@@ -228,9 +232,9 @@ impl Run {
         })
     }
 
-    /// The figures of a stage under a limit that holds, and those without a limit with which they
-    /// were compared. A stage that was only slower than `free` is repeated once, after another run
-    /// without a limit: the server may be slower than it was.
+    /// Runs a stage under a limit. Returns its figures, and those without a limit with which they
+    /// were compared; `None` if the limit is too small. A stage that was only slower than `free` is
+    /// repeated once, after another run without a limit: the server may be slower than it was.
     async fn holds(
         &mut self,
         stage: Stage,
@@ -304,7 +308,7 @@ impl Run {
         Ok(Measured { seconds, counts, anonymous_bytes })
     }
 
-    /// The part of a stage whose time counts.
+    /// Runs the part of a stage whose time counts.
     async fn work(&mut self, stage: Stage, manager: &mut ManagerProcess) -> Result<()> {
         match stage {
             Stage::Empty => self.first_write(manager).await,
@@ -338,6 +342,8 @@ impl Run {
         cleared
     }
 
+    /// Deletes what a stage has made, so that it can run again. A manager without a limit does it
+    /// where needed.
     async fn clear_with_manager(&mut self, stage: Stage) -> Result<()> {
         match stage {
             Stage::Start => return Ok(()),

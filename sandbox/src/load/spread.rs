@@ -33,6 +33,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
+    /// Begins to watch Deployments, Jobs and namespaces.
     fn watch(run: &Run) -> Seen {
         let source = ClientSource::new(run.client.clone());
         let factory = SharedInformerFactory::new(source, run.clock.clone());
@@ -48,7 +49,7 @@ impl Seen {
         self.deployments.list()
     }
 
-    /// The Jobs that have not finished.
+    /// Returns the Jobs that have not finished.
     fn running_jobs(&self) -> usize {
         self.jobs.list().iter().filter(|job| job.status.completion_time.is_none()).count()
     }
@@ -59,13 +60,13 @@ impl Seen {
     }
 }
 
-/// The name of the `n`th namespace over which a load is spread.
+/// Returns the name of the `n`th namespace over which a load is spread.
 pub(super) fn namespace_name(n: usize) -> String {
     format!("{NAMESPACE}-{n}")
 }
 
 impl Run {
-    /// The phases after the empty cluster.
+    /// Runs the phases of a load over many namespaces, after the empty cluster.
     pub(super) async fn spread(
         &mut self,
         mut manager: ManagerProcess,
@@ -134,6 +135,8 @@ impl Run {
         self.row("Jobs finished", manager, mark).await
     }
 
+    /// Deletes these namespaces, and measures until they are gone and then until the manager is at
+    /// rest.
     async fn delete_spread(
         &mut self,
         manager: &mut ManagerProcess,
@@ -154,6 +157,8 @@ impl Run {
         self.row(&format!("settled, {row}"), manager, mark).await
     }
 
+    /// Waits until what is seen is as wanted; fails when the manager ends, or patience does.
+    /// Without a watch it does not wait.
     async fn seen_until(
         &self,
         manager: &mut ManagerProcess,

@@ -15,7 +15,7 @@ fn name(n: usize) -> String {
     format!("storm-{n}")
 }
 
-/// The replicas of each Deployment of a storm of `pods`.
+/// Returns the replicas of each Deployment of a storm of `pods`.
 fn sizes(pods: usize) -> impl Iterator<Item = usize> {
     (0..pods).step_by(REPLICAS).map(move |from| REPLICAS.min(pods - from))
 }

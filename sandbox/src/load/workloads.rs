@@ -12,7 +12,7 @@ use kube_controller_manager::objects::{DaemonSet, Job, ObjectKey, Resource, Reso
 const RUN: &str = "sleep 20; exit 0";
 
 impl Run {
-    /// A Job whose pods all run at once, until it is complete.
+    /// Measures a Job whose pods all run at once, until it is complete.
     pub(super) async fn job(&mut self, manager: &mut ManagerProcess, pods: usize) -> Result<()> {
         self.phase("Job");
         let mark = self.mark(Some(manager))?;
@@ -32,7 +32,7 @@ impl Run {
         self.row("settled, Job complete", manager, mark).await
     }
 
-    /// DaemonSets on all nodes, one after the other, and a rollout of each.
+    /// Measures DaemonSets on all nodes, one after the other, and a rollout of each.
     pub(super) async fn daemon_sets(
         &mut self,
         manager: &mut ManagerProcess,
@@ -99,6 +99,7 @@ fn job(pods: usize) -> Value {
     })
 }
 
+/// Builds a DaemonSet that updates a tenth of its pods at a time.
 fn daemon_set(name: &str) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": { "name": name },

@@ -91,7 +91,8 @@ struct Attacher {
     nodes: Lister<Node>,
 }
 
-/// Watches VolumeAttachments, volumes and nodes; the future works until the stop.
+/// Stands in for the attacher of a CSI driver: watches VolumeAttachments, volumes and nodes; the
+/// future works until the stop.
 pub fn attacher(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, stop, .. } = stand_in;
     let attachments = factory.informer_for::<Attachment>(Scope::all(VolumeAttachment::RESOURCE));
@@ -147,15 +148,15 @@ enum Step {
     Keep(String),
 }
 
-/// `how` is the annotation that steers the step; `other` another node that has the volume; `volume_is_deleted`
-/// says that the volume is being deleted.
+/// Decides the next step of an attachment. `how` is the annotation that steers the step; `other`
+/// another node that has the volume; `volume_is_deleted` says that the volume is being deleted.
 fn step(attachment: &Attachment, how: &str, other: Option<&str>, volume_is_deleted: bool) -> Step {
-    let failed = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
+    let failure = |verb| format!("rpc error: code = Internal desc = {verb} fails on purpose");
     let protected = attachment.meta.has_finalizer(FINALIZER);
     if attachment.meta.is_being_deleted() {
         return match how {
             _ if !protected => Step::Nothing,
-            "fail" => Step::Keep(failed("detaching")),
+            "fail" => Step::Keep(failure("detaching")),
             "hang" => Step::Nothing,
             _ => Step::Release,
         };
@@ -164,7 +165,7 @@ fn step(attachment: &Attachment, how: &str, other: Option<&str>, volume_is_delet
         _ if attachment.status.attached => Step::Nothing,
         _ if volume_is_deleted => Step::Refuse(marked_for_deletion(attachment)),
         _ if !protected => Step::Protect,
-        ("fail", _) => Step::Refuse(failed("attaching")),
+        ("fail", _) => Step::Refuse(failure("attaching")),
         ("hang", _) => Step::Nothing,
         (_, Some(node)) => Step::Refuse(format!(
             "rpc error: code = FailedPrecondition desc = volume is attached to node {node}"
@@ -179,6 +180,8 @@ fn marked_for_deletion(attachment: &Attachment) -> String {
 }
 
 impl Attacher {
+    /// Carries out one step of an attachment, or registers a node, or releases a volume, by the
+    /// key's namespace.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         if key.namespace == NODE {
             return self.register(&ObjectKey::cluster(&key.name)).await;
@@ -253,7 +256,7 @@ impl Attacher {
         Ok(Next::Done)
     }
 
-    /// Another node to which the volume is attached, if it may have only one writer.
+    /// Returns another node to which the volume is attached, if it may have only one writer.
     fn other_node(&self, attachment: &Attachment, volume: &PersistentVolume) -> Option<Istr> {
         let several = |mode: &Istr| mode.ends_with("Many");
         if volume.spec.access_modes.iter().any(several) {
@@ -268,6 +271,7 @@ impl Attacher {
         found.map(|other| other.spec.node_name.clone())
     }
 
+    /// Writes a failure to an attachment's status, unless it is there already.
     async fn report(
         &self,
         key: &ObjectKey,
@@ -300,6 +304,8 @@ impl Attacher {
         Ok(Next::Done)
     }
 
+    /// Adds or removes the attacher's finalizer. Does nothing if it is as wanted, or the object is
+    /// gone.
     async fn set_finalizer(
         &self,
         meta: &Meta,

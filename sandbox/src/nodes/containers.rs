@@ -58,25 +58,27 @@ struct Exec {
 }
 
 impl Container {
-    /// There is no registry: an image is missing when its name says so.
+    /// Returns whether the image exists. There is no registry: an image is missing when its name
+    /// says so.
     fn has_image(&self) -> bool {
         let missing = ["nonexistent", "non-existent", "invalid"];
         !self.image.ends_with(":404") && missing.iter().all(|word| !self.image.contains(word))
     }
 
-    /// Whether the image's own command is a shell.
+    /// Returns whether the image's own command is a shell.
     fn is_shell(&self) -> bool {
         self.image.rsplit('/').next().is_some_and(|name| name.starts_with("busybox"))
     }
 
-    /// The time of the first readiness probe of a container that started at `since`, if the probe
-    /// has a delay.
+    /// Returns the time of the first readiness probe of a container that started at `since`, if the
+    /// probe has a delay.
     fn first_probe(&self, since: Timestamp) -> Option<Timestamp> {
         let delay = self.readiness_probe.as_ref()?.initial_delay_seconds;
         Some(since + Duration::from_secs(u64::try_from(delay).ok()?))
     }
 
-    /// Whether the readiness probe succeeds, if it is a command that this kubelet understands.
+    /// Returns whether the readiness probe succeeds, if it is a command that this kubelet
+    /// understands.
     fn passes_probe(&self) -> bool {
         let command = self.readiness_probe.as_ref().and_then(|probe| probe.exec.as_ref());
         let script = command.and_then(|exec| Script::of_command(&exec.command));
@@ -192,6 +194,7 @@ impl Phase {
 }
 
 impl Run {
+    /// Reads the run of a container from what its pod's status reports. One without a report waits.
     fn read(name: &Istr, reported: &[Reported], now: Timestamp) -> Run {
         let none = Reported::default();
         let known = reported.iter().find(|known| known.name == *name).unwrap_or(&none);
@@ -284,6 +287,7 @@ impl Run {
         }
     }
 
+    /// Returns the status of a container, as a pod's status reports it.
     fn json(&self, of: &Container) -> Value {
         let ended = |end: Ended| {
             let reason = if end.code == 0 { "Completed" } else { "Error" };
@@ -312,7 +316,7 @@ fn backoff(restarts: u32) -> Duration {
 }
 
 impl Rules<'_> {
-    /// The annotation for a container: its own, that of the pod's index, or that of all.
+    /// Returns the annotation for a container: its own, that of the pod's index, or that of all.
     fn annotation(&self, name: &str, container: &str) -> Option<&str> {
         let own = || self.annotations.get(&format!("{name}.{container}"));
         let of_index = || {
@@ -326,8 +330,9 @@ impl Rules<'_> {
         self.annotation(probe, &container.name) != Some("false")
     }
 
-    /// What `container` does after `restarts`. A container without a command that is understood
-    /// runs on, except for an init container and a shell without input, which end at once.
+    /// Returns what `container` does after `restarts`. A container without a command that is
+    /// understood runs on, except for an init container and a shell without input, which end at
+    /// once.
     fn script(&self, container: &Container, restarts: u32, is_init: bool) -> Script {
         if !container.has_image() {
             return Script::NotPulled;
@@ -378,6 +383,7 @@ impl Containers {
             let restarts = |code| match rules.restart_policy {
                 "Never" => false,
                 "OnFailure" => code != 0,
+                // `Always`.
                 _ => true,
             };
             for (run, of) in self.main.iter_mut().zip(rules.containers) {
@@ -386,7 +392,7 @@ impl Containers {
                 wakes.extend(run.probe(of, rules));
             }
         }
-        let over = |run: &Run| match run.state {
+        let is_over = |run: &Run| match run.state {
             State::Ended(end) => {
                 let again = match rules.restart_policy {
                     "Never" => false,
@@ -400,7 +406,7 @@ impl Containers {
         let phase = match initialized {
             None => Phase::Failed,
             Some(false) => Phase::Pending,
-            Some(true) if self.main.iter().all(over) => {
+            Some(true) if self.main.iter().all(is_over) => {
                 let clean = |run: &Run| matches!(run.state, State::Ended(Ended { code: 0, .. }));
                 if self.main.iter().all(clean) { Phase::Succeeded } else { Phase::Failed }
             }
@@ -416,7 +422,8 @@ impl Containers {
         (phase, wakes.into_iter().min())
     }
 
-    /// Returns whether the init containers are done; `None`: one has failed for good.
+    /// Advances the init containers by one step, in their order. Returns whether they are done;
+    /// `None`: one has failed for good.
     fn advance_init(&mut self, rules: &Rules<'_>, wakes: &mut Vec<Timestamp>) -> Option<bool> {
         let mut done = true;
         for (run, of) in self.init.iter_mut().zip(rules.init_containers) {
@@ -449,14 +456,14 @@ impl Containers {
         if self.main.iter().all(clean) { Phase::Succeeded } else { Phase::Failed }
     }
 
-    /// Whether every container, and every sidecar, is ready.
+    /// Returns whether every container, and every sidecar, is ready.
     pub fn are_ready(&self, rules: &Rules<'_>) -> bool {
         let sidecars =
             self.init.iter().zip(rules.init_containers).filter(|(_, of)| of.is_sidecar());
         self.main.iter().chain(sidecars.map(|(run, _)| run)).all(|run| run.ready)
     }
 
-    /// The names of the containers that started since `before`.
+    /// Returns the containers that started since `before`.
     pub fn started_since<'a>(
         &self,
         before: &Containers,
@@ -468,7 +475,7 @@ impl Containers {
         started.map(|(_, of)| of).collect::<Vec<_>>().into_iter()
     }
 
-    /// The fields of a pod's status.
+    /// Returns the fields of a pod's status.
     pub fn statuses(&self, rules: &Rules<'_>) -> (Vec<Value>, Vec<Value>) {
         let json = |runs: &[Run], specs: &[Container]| -> Vec<Value> {
             runs.iter().zip(specs).map(|(run, of)| run.json(of)).collect()

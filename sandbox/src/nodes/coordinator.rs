@@ -86,7 +86,8 @@ struct Coordinator {
     candidates: Lister<Candidate>,
 }
 
-/// Watches LeaseCandidates; the future works until the stop.
+/// Stands in for coordinated leader election: watches LeaseCandidates; the future works until the
+/// stop.
 pub fn coordinator(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, stop, .. } = stand_in;
     let candidates = factory.informer_for::<Candidate>(Scope::all(LeaseCandidate::RESOURCE));
@@ -102,6 +103,7 @@ pub fn coordinator(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + u
 }
 
 impl Coordinator {
+    /// Chooses the holder of one lease among its candidates, and writes the election or the pings.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let now = self.clock.now();
         let mut candidates = self.candidates.in_namespace(&key.namespace);
@@ -189,6 +191,8 @@ impl Candidate {
     }
 }
 
+/// Decides what to do about a lease: nothing while its holder is the best candidate or answers are
+/// awaited, ping silent candidates, then elect or prefer the best that answered.
 fn step(lease: Option<&HeldLease>, candidates: &[Arc<Candidate>], now: Timestamp) -> Step {
     let best = |of: &mut dyn Iterator<Item = &Arc<Candidate>>| {
         of.min_by(|a, b| a.order(b)).map(|best| best.meta.name.to_string())

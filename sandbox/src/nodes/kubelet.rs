@@ -129,24 +129,24 @@ impl BoundPod {
         matches!(self.status.phase.as_str(), "Succeeded" | "Failed")
     }
 
-    /// The host ports that the pod uses.
+    /// Returns the host ports that the pod uses.
     fn host_ports(&self) -> impl Iterator<Item = &HostPort> {
         self.spec.containers.iter().flat_map(|container| &container.ports.0)
     }
 
-    /// Whether its containers were started, and have not ended.
+    /// Returns whether its containers were started, and have not ended.
     fn is_under_way(&self) -> bool {
         !self.has_ended() && !self.status.container_statuses.is_empty()
     }
 
-    /// Whether `other` uses a host port that this pod requests.
+    /// Returns whether `other` uses a host port that this pod requests.
     fn conflicts_on_port_with(&self, other: &BoundPod) -> bool {
         self.spec.node_name == other.spec.node_name
             && other.is_under_way()
             && other.host_ports().any(|taken| self.host_ports().any(|port| port.conflicts(taken)))
     }
 
-    /// The names of the claims of its volumes.
+    /// Returns the names of the claims of its volumes.
     pub fn claims(&self) -> impl Iterator<Item = Istr> + '_ {
         self.spec.volumes.iter().filter_map(|volume| {
             match (&volume.persistent_volume_claim, &volume.ephemeral) {
@@ -158,7 +158,7 @@ impl BoundPod {
     }
 }
 
-/// The pods of all nodes.
+/// Returns the pods of all nodes.
 pub fn pods_of(factory: &SharedInformerFactory) -> SharedIndexInformer<BoundPod> {
     factory.informer_for::<BoundPod>(Scope::all(Pod::RESOURCE))
 }
@@ -174,7 +174,8 @@ struct Kubelet {
     recorder: Option<Recorder>,
 }
 
-/// Watches the pods of `stand_in`'s factory; the future runs until the stop.
+/// Stands in for the kubelets of all nodes: watches the pods of `stand_in`'s factory; the future
+/// runs until the stop.
 pub fn kubelet(
     stand_in: StandIn<'_>,
     options: NodeOptions,
@@ -218,6 +219,7 @@ enum Step {
     Remove,
 }
 
+/// Decides the next step of a pod at `now`. `held`: its containers must not start yet.
 fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> Step {
     if let Some(deadline) = pod.meta.deletion_timestamp {
         let grace = pod.meta.deletion_grace_period_seconds.map_or(Duration::ZERO, Duration::from);
@@ -251,6 +253,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
 }
 
 impl Kubelet {
+    /// Advances a pod that is bound to a node. Pods on dead nodes, and those that are kept, wait.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         if pod.spec.node_name.is_empty() || self.steering.is_dead(&pod.spec.node_name) {
@@ -266,6 +269,7 @@ impl Kubelet {
         }
     }
 
+    /// Takes the step that is due for a pod.
     async fn advance(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
         let now = self.clock.now();
         match step(pod, now, &self.options, self.steering.is_held()) {
@@ -298,14 +302,15 @@ impl Kubelet {
         Ok(Next::After(self.options.start_delay))
     }
 
-    /// Whether another pod uses a host port that this one requests. The scheduler prevents this,
-    /// but it does not bind every pod.
+    /// Returns whether another pod uses a host port that this one requests. The scheduler prevents
+    /// this, but it does not bind every pod.
     fn has_port_conflict(&self, pod: &BoundPod) -> bool {
         !pod.is_under_way()
             && pod.host_ports().next().is_some()
             && self.pods.list().iter().any(|other| pod.conflicts_on_port_with(other))
     }
 
+    /// Fails a pod whose host port is taken on its node.
     async fn reject(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
         let message = "Pod was rejected: Predicate NodePorts failed: \
                        node(s) didn't have free ports for the requested pod ports";
@@ -317,6 +322,8 @@ impl Kubelet {
         Ok(Next::Done)
     }
 
+    /// Advances the containers of a pod to `now`, and reports its status and events if something
+    /// changed.
     async fn run(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
         let (rules, before) = containers(pod, now);
         let mut containers = before.clone();
@@ -369,6 +376,8 @@ impl Kubelet {
         recorder.event(&about, EventType::Normal, reason, message);
     }
 
+    /// Writes the status of a pod.
+    ///
     /// # Errors
     /// A conflict, when the live pod is newer than the one from which the status was computed.
     async fn patch_status(
@@ -434,8 +443,9 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Admission taints every new node as not ready. The node lifecycle controller would remove the
-    /// taint, but it may not run. Taints that others set meanwhile stay.
+    /// Removes the taint `not-ready` from a new node. Admission taints every new node as not ready.
+    /// The node lifecycle controller would remove the taint, but it may not run. Taints that others
+    /// set meanwhile stay.
     async fn remove_not_ready(&self, mut node: Value, key: &ObjectKey) -> client::Result<()> {
         let nodes = self.client.resource(&NODES);
         loop {
@@ -449,6 +459,7 @@ impl Kubelet {
         }
     }
 
+    /// Renews a node's lease, or creates it.
     async fn renew_lease(&self, name: &str, now: Timestamp) -> client::Result<()> {
         let leases = self.client.resource(&LEASES);
         let lease = ObjectKey::new("kube-node-lease", name);
@@ -483,7 +494,7 @@ impl Kubelet {
     }
 }
 
-/// The containers of `pod`, as they were last reported.
+/// Reads the containers of `pod`, as they were last reported.
 fn containers(pod: &BoundPod, now: Timestamp) -> (Rules<'_>, Containers) {
     let rules = Rules {
         containers: &pod.spec.containers,
@@ -497,7 +508,7 @@ fn containers(pod: &BoundPod, now: Timestamp) -> (Rules<'_>, Containers) {
     (rules, containers)
 }
 
-/// Whether all containers are ready, and whether the pod is.
+/// Returns whether all containers are ready, and whether the pod is.
 fn readiness(
     pod: &BoundPod,
     rules: &Rules<'_>,
@@ -509,7 +520,7 @@ fn readiness(
     (all, all && gates.all(|name| pod.status.has(name)))
 }
 
-/// The whole status of `pod`.
+/// Builds the whole status of `pod`, as its kubelet reports it.
 fn report(
     pod: &BoundPod,
     rules: &Rules<'_>,
@@ -559,7 +570,7 @@ fn report(
     status
 }
 
-/// An address in 10.244.0.0/16 that depends only on the pod's uid.
+/// Returns an address in 10.244.0.0/16 that depends only on the pod's uid.
 fn address(meta: &Meta) -> String {
     use std::hash::{DefaultHasher, Hash, Hasher};
     let mut hasher = DefaultHasher::new();
@@ -568,6 +579,7 @@ fn address(meta: &Meta) -> String {
     format!("10.244.{}.{}", (hash >> 8) & 0xff, 1 + (hash & 0xff) % 254)
 }
 
+/// Builds the node that a stand-in kubelet registers.
 fn node(name: &str, now: Timestamp) -> Value {
     let room =
         json!({ "cpu": "64", "memory": "256Gi", "pods": "10000", "ephemeral-storage": "100Gi" });

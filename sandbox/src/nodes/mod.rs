@@ -79,12 +79,12 @@ impl Steering {
         self.state.lock()
     }
 
-    /// The node stops renewing its lease and writing to its pods.
+    /// Stops a node: it does not renew its lease and does not write to its pods any more.
     pub fn kill(&self, node: &str) {
         self.state().dead.insert(Istr::new(node));
     }
 
-    /// A dead node works again, and reports that it is ready.
+    /// Lets a dead node work again, and report that it is ready.
     pub fn revive(&self, node: &str) {
         let mut state = self.state();
         if state.dead.remove(node) {
@@ -92,13 +92,14 @@ impl Steering {
         }
     }
 
-    /// While held, no pod becomes ready. Held pods continue within a second of the release.
+    /// Holds all pods, so that none becomes ready, or releases them. They continue within a second
+    /// of the release.
     pub fn hold(&self, held: bool) {
         self.state().held = held;
     }
 
-    /// While kept, a pod of this name is not stopped when it is deleted. It stops within a second
-    /// of the release.
+    /// Keeps a pod of this name from being stopped when it is deleted, or releases it. It stops
+    /// within a second of the release.
     pub fn keep(&self, pod: &str, kept: bool) {
         let names = &mut self.state().kept;
         if kept {
@@ -120,7 +121,7 @@ impl Steering {
         self.state().returned.contains(node)
     }
 
-    /// The node has reported that it works again.
+    /// Records that the node has reported that it works again.
     fn clear_returned(&self, node: &str) {
         self.state().returned.remove(node);
     }
@@ -150,7 +151,7 @@ pub struct StandIns {
 }
 
 impl StandIns {
-    /// Starts both with an administrator's `client`.
+    /// Starts the stand-ins with an administrator's `client`.
     pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
         let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
         let steering = Steering::default();

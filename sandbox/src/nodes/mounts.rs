@@ -30,7 +30,8 @@ struct Mounts {
     written: Mutex<HashMap<Istr, BTreeSet<String>>>,
 }
 
-/// Watches pods and their claims; the future works until the stop.
+/// Stands in for the mounts of all kubelets: watches pods and their claims, and keeps
+/// `volumesInUse` of the nodes; the future works until the stop.
 pub fn mounts(
     stand_in: StandIn<'_>,
     steering: Steering,
@@ -74,6 +75,7 @@ pub fn mounts(
 }
 
 impl Mounts {
+    /// Writes the volumes in use to a node's status, if they have changed since the last time.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let node = Istr::new(&key.name);
         if self.steering.is_dead(&node) {
@@ -94,7 +96,7 @@ impl Mounts {
         }
     }
 
-    /// The unique names of the volumes of the node's pods.
+    /// Returns the unique names of the volumes of the node's pods.
     fn in_use(&self, node: &str) -> BTreeSet<String> {
         let mut names = BTreeSet::new();
         for pod in self.pods.list().iter().filter(|pod| *pod.node() == *node && !pod.has_ended()) {
@@ -105,6 +107,8 @@ impl Mounts {
         names
     }
 
+    /// Returns the unique name of a claim's volume; `None`: the claim has none, or one that is
+    /// neither of CSI nor Flex.
     fn name(&self, claim: &ObjectKey) -> Option<String> {
         let claim = self.claims.get(claim)?;
         let volume = self.volumes.get(&ObjectKey::cluster(&claim.spec.volume_name))?;

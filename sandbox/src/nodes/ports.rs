@@ -17,7 +17,8 @@ pub struct HostPort {
 pub struct HostPorts(pub Vec<HostPort>);
 
 impl HostPort {
-    /// Upstream: `framework.HostPortInfo.CheckConflict`.
+    /// Returns whether both need the same port of a host. Upstream:
+    /// `framework.HostPortInfo.CheckConflict`.
     pub fn conflicts(&self, other: &HostPort) -> bool {
         let any = |ip: &str| matches!(ip, "" | "0.0.0.0");
         self.host_port == other.host_port

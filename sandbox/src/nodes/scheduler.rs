@@ -108,7 +108,7 @@ struct NodeStatus {
 }
 
 impl Node {
-    /// Whether the node lifecycle controller has marked the node as unreachable.
+    /// Returns whether the node lifecycle controller has marked the node as unreachable.
     pub fn is_unreachable(&self) -> bool {
         let mut conditions = self.status.conditions.iter();
         conditions.any(|it| it.r#type == "Ready" && it.status == "Unknown")
@@ -165,7 +165,7 @@ impl Amounts {
     }
 }
 
-/// Whether `pod` may run on `node`, free resources aside.
+/// Returns whether `pod` may run on `node`, free resources aside.
 fn allows(node: &Node, pod: &Unscheduled) -> bool {
     let PodSpec { node_selector, affinity, tolerations, .. } = &pod.spec;
     let (name, labels) = (&*node.meta.name, &node.meta.labels);
@@ -185,7 +185,7 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
         && !(node.spec.unschedulable && kept_off(&[cordon()]))
 }
 
-/// The host ports that a pod requests.
+/// Returns the host ports that a pod requests.
 fn host_ports(pod: &Unscheduled) -> impl Iterator<Item = &HostPort> {
     pod.spec.containers.iter().flat_map(|container| &container.ports.0)
 }
@@ -209,6 +209,7 @@ struct Ledger {
 }
 
 impl Ledger {
+    /// Records a pod as placed on a node: it takes resources and host ports there.
     fn place(&mut self, key: ObjectKey, node: &Istr, pod: &Unscheduled) {
         self.remove(&key);
         self.waiting.remove(&key);
@@ -260,7 +261,7 @@ impl Ledger {
         free
     }
 
-    /// Whether another pod on the node uses a host port that the pod requests.
+    /// Returns whether another pod on the node uses a host port that the pod requests.
     fn has_port_conflict(&self, node: &Node, pod: &Unscheduled) -> bool {
         host_ports(pod).any(|wanted| {
             self.ports.iter().any(|(key, taken)| {
@@ -270,7 +271,8 @@ impl Ledger {
         })
     }
 
-    /// The node with the fewest pods among those that can take the pod. `node`: the node of a name.
+    /// Returns the node with the fewest pods among those that can take the pod. `node`: the node of
+    /// a name.
     fn choose(&self, pod: &Unscheduled, node: impl Fn(&Istr) -> Option<Arc<Node>>) -> Option<Istr> {
         let amounts = Amounts::of_pod(pod);
         let fits = |node: &Node| {
@@ -292,7 +294,8 @@ struct Scheduler {
     volumes: Volumes,
 }
 
-/// Watches the pods and nodes of `stand_in`'s factory; the future schedules until the stop.
+/// Stands in for the scheduler: watches the pods and nodes of `stand_in`'s factory; the future
+/// schedules until the stop.
 pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, recorder, stop } = stand_in;
     let pods = factory.informer_for::<Unscheduled>(Scope {
@@ -354,6 +357,8 @@ fn claims_of(pod: &Unscheduled) -> impl Iterator<Item = String> {
 }
 
 impl Scheduler {
+    /// Follows a pod: one that ends frees room for those that wait, one on a node takes room, and
+    /// one that waits is queued.
     fn observe(&self, event: &Event<'_, Unscheduled>) {
         let (Event::Seen(pod) | Event::Gone(pod)) = event;
         let key = pod.meta.key();
@@ -400,6 +405,8 @@ impl Scheduler {
         }
     }
 
+    /// Binds one waiting pod to a node, after its delayed claims have got that node. A pod without
+    /// a node waits until something changes.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key).filter(|pod| waits(pod)) else {
             self.ledger.lock().waiting.remove(&key);
@@ -472,6 +479,7 @@ impl Scheduler {
         }
     }
 
+    /// Records that a pod fits on no node, as an event and in its condition `PodScheduled`.
     async fn report_unschedulable(
         &self,
         pod: &Unscheduled,

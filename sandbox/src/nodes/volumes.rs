@@ -29,7 +29,7 @@ struct ClaimSource {
 }
 
 impl PodVolume {
-    /// The name of its claim in a pod `pod`.
+    /// Returns the name of its claim in a pod `pod`.
     pub fn claim(&self, pod: &str) -> Option<String> {
         match (&self.persistent_volume_claim, &self.ephemeral) {
             (Some(source), _) => Some(source.claim_name.to_string()),
@@ -57,6 +57,8 @@ pub struct Volumes {
 }
 
 impl Volumes {
+    /// Returns whether these claims of a pod permit a node. Claims of a class that waits for a
+    /// consumer are no hindrance.
     pub fn of(&self, namespace: &str, claims: impl Iterator<Item = String>) -> Claims {
         let mut delayed = Vec::new();
         for name in claims {
@@ -114,12 +116,12 @@ impl Volumes {
     }
 }
 
-/// Whether the scheduler chose a node for the claim's volume.
+/// Returns whether the scheduler chose a node for the claim's volume.
 pub fn has_node(claim: &PersistentVolumeClaim) -> bool {
     claim.meta.annotations.contains_key(SELECTED_NODE)
 }
 
-/// The smallest free volume that suits the claim, or the one that names it already.
+/// Returns the smallest free volume that suits the claim.
 fn smallest<'a>(
     claim: &PersistentVolumeClaim,
     volumes: impl Iterator<Item = &'a PersistentVolume>,

@@ -152,6 +152,7 @@ impl Worker {
     }
 }
 
+/// Queues a key again as its sync's result says: after a delay, or with backoff after an error.
 fn settle(name: &str, queue: &RateLimitingQueue<ObjectKey>, key: &ObjectKey, result: SyncResult) {
     match result {
         Ok(next) => {

@@ -20,12 +20,12 @@ const MAX_COPIED_BYTES: usize = 3 * 1024 * 1024;
 /// The deepest nesting that a JSON patch may lead to: the limit of objects in requests.
 const MAX_DEPTH: usize = 127;
 
-/// Server-side apply, whose body is YAML.
+/// Returns whether a patch is a server-side apply, whose body is YAML.
 pub fn is_apply(content_type: &str) -> bool {
     content_type.split(';').next().is_some_and(|media_type| media_type.trim() == APPLY)
 }
 
-/// `original` after `patch`, whose kind `content_type` names (parameters after `;` don't count).
+/// Applies `patch` to `original`; `content_type` names its kind (parameters after `;` don't count).
 ///
 /// Errors: 415 for other types (and for strategic merge of custom kinds), 400
 /// for a patch that can't be read, 422 for a JSON patch that does not fit the object.
@@ -60,6 +60,7 @@ fn unreadable(error: impl std::fmt::Display) -> ApiError {
     ApiError::new(400, "BadRequest", format!("error decoding patch: {error}"))
 }
 
+/// Parses a patch that must be an object.
 fn object(patch: &[u8]) -> ApiResult<Value> {
     let patch: Value = serde_json::from_slice(patch).map_err(unreadable)?;
     if !patch.is_object() {
@@ -76,6 +77,7 @@ fn object(patch: &[u8]) -> ApiResult<Value> {
     Ok(patch)
 }
 
+/// Applies a JSON patch, within upstream's limits of operations, copied bytes and depth.
 fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
     // Upstream's limit of operations.
     const MAX_OPERATIONS: usize = 10_000;
@@ -109,14 +111,14 @@ fn json_patch(original: &Value, patch: &[u8]) -> ApiResult<Value> {
     Ok(patched)
 }
 
-/// How many bytes of JSON an operation doubles.
+/// Returns how many bytes of JSON an operation doubles.
 fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
     let PatchOperation::Copy(copy) = operation else { return 0 };
     let bytes = object.pointer(copy.from.as_str()).map(serde_json::to_vec);
     bytes.and_then(Result::ok).map_or(0, |bytes| bytes.len())
 }
 
-/// The depth that an operation leads to.
+/// Returns the depth that an operation leads to.
 fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
     let (path, value) = match operation {
         PatchOperation::Add(add) => (&add.path, Some(&add.value)),
@@ -136,8 +138,8 @@ fn depth(value: &Value) -> usize {
     }
 }
 
-/// Against the standard, but as upstream's library: `replace` may add a missing member, and to
-/// `test` it is null.
+/// Rewrites an operation against the standard, but as upstream's library takes it: `replace` may
+/// add a missing member, and to `test` it is null.
 fn lenient(operation: PatchOperation, object: &Value) -> Vec<PatchOperation> {
     let missing = |path: &json_patch::jsonptr::Pointer| {
         let parent = path.parent().and_then(|parent| object.pointer(parent.as_str()));

@@ -13,7 +13,7 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 const ORDER: &str = "$setElementOrder/";
 
-/// `original` after the strategic merge `patch`, by the types of its kind.
+/// Applies the strategic merge `patch` to `original`, by the types of its kind.
 pub fn apply(types: &Types, original: &Value, patch: &Value) -> ApiResult<Value> {
     let mut patched = original.as_object().cloned().unwrap_or_default();
     let Some(patch) = patch.as_object() else { return Err(fault("a patch must be an object")) };
@@ -21,7 +21,7 @@ pub fn apply(types: &Types, original: &Value, patch: &Value) -> ApiResult<Value>
     Ok(Value::Object(patched))
 }
 
-/// An invalid patch. Upstream answers with 500.
+/// Builds the error of an invalid patch, for which upstream answers with 500.
 fn fault(message: impl Into<String>) -> ApiError {
     ApiError::new(500, "", message)
 }
@@ -33,6 +33,8 @@ fn is_directive(key: &str) -> bool {
         || key.starts_with(ORDER)
 }
 
+/// Merges a patch into an object: its directive first, then the keys to retain, the primitives to
+/// delete, the members, and orders without changes.
 fn merge_object(
     types: &Types,
     type_name: Option<&str>,
@@ -94,6 +96,8 @@ fn merge_object(
     Ok(())
 }
 
+/// Merges one member of a patch. `of` is the member's type, `rule` how its lists merge, `order` the
+/// wanted order of a list's items. Null removes the member.
 fn merge_member(
     types: &Types,
     of: Option<&str>,
@@ -143,6 +147,7 @@ fn without_directives(patch: &[Value]) -> Vec<Value> {
     patch.iter().filter(|item| item.get(DIRECTIVE).is_none()).cloned().collect()
 }
 
+/// Merges a list by the merge key of its items; an empty `key` means a set of primitives.
 fn merge_list(
     types: &Types,
     of: Option<&str>,
@@ -194,7 +199,8 @@ fn merge_list(
     Ok(items)
 }
 
-/// Errors: the items of `patch` are not in the `order` that its directive gives.
+/// Checks that the items of `patch` are in the `order` that its directive gives. Errors: they are
+/// not.
 fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     let mut wanted = order.iter();
     let set = || patch.iter().filter(|item| item.get(DIRECTIVE).is_none());
@@ -209,7 +215,7 @@ fn follows_order(patch: &[Value], order: &[Value], key: &str) -> ApiResult<()> {
     )))
 }
 
-/// Whether two list items are the same: by `key`, or by value when there is no key.
+/// Returns whether two list items are the same: by `key`, or by value when there is no key.
 fn same(a: &Value, b: &Value, key: &str) -> bool {
     if key.is_empty() { a == b } else { a.get(key).is_some() && a.get(key) == b.get(key) }
 }

@@ -13,13 +13,13 @@ use super::{MAGIC, MEDIA_TYPE, raw};
 use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::server::http::{Body, Bytes, Response};
 
-/// Whether objects of this kind have a protobuf form.
+/// Returns whether objects of this kind have a protobuf form.
 pub fn knows(api_version: &str, kind: &str) -> bool {
     table().find(api_version, kind).is_some()
 }
 
-/// The message of an object of this kind, without an envelope; `None` when the table lacks the
-/// kind.
+/// Returns the message of an object of this kind, without an envelope; `None` when the table lacks
+/// the kind.
 pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     let place = table().find(api_version, kind)?;
     let mut writer = Backwards::default();
@@ -27,7 +27,7 @@ pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     Some(writer.finish().into())
 }
 
-/// An object in its envelope, by the kind that it names.
+/// Returns an object in its envelope, by the kind that it names.
 pub fn encode(object: &Value) -> Option<Vec<u8>> {
     let text = |key| object.get(key).and_then(Value::as_str).unwrap_or_default();
     let (api_version, kind) = (text("apiVersion"), text("kind"));
@@ -37,7 +37,7 @@ pub fn encode(object: &Value) -> Option<Vec<u8>> {
 /// The end of every envelope: empty encoding and content type.
 const END: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 
-/// An envelope up to the message that it holds, which has `length` bytes.
+/// Encodes an envelope up to the message that it holds, which has `length` bytes.
 fn opening(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
     writer.head(2, length);
@@ -49,7 +49,7 @@ fn opening(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     writer.finish()
 }
 
-/// A message in its envelope. Upstream: `runtime.Unknown`.
+/// Returns a message in its envelope. Upstream: `runtime.Unknown`.
 pub fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     let mut bytes = opening(api_version, kind, message.len());
     bytes.extend_from_slice(message);
@@ -57,15 +57,15 @@ pub fn envelope(api_version: &str, kind: &str, message: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The head of a field of `length` bytes.
+/// Returns the head of a field of `length` bytes.
 fn head(number: u64, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
     writer.head(number, length);
     writer.finish()
 }
 
-/// A list in its envelope, in parts with a bounded number of items: first the part before the
-/// items, last the end.
+/// Encodes a list in its envelope, in parts with a bounded number of items: first the part before
+/// the items, last the end.
 pub fn list(
     (api_version, kind): (&str, &str),
     meta: &Value,
@@ -92,7 +92,7 @@ pub fn list(
     parts
 }
 
-/// One event of a watch, after its length in four bytes. Upstream: `meta/v1.WatchEvent`,
+/// Appends one event of a watch, after its length in four bytes. Upstream: `meta/v1.WatchEvent`,
 /// `apimachinery/pkg/util/framer`.
 pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
     let inner = head(1, object.len());
@@ -138,6 +138,7 @@ impl Backwards {
         self.0.extend(bytes.iter().rev());
     }
 
+    /// Writes a number in as few bytes as it needs.
     fn varint(&mut self, mut value: u64) {
         let mut bytes = [0; 10];
         let mut count = 0;
@@ -153,7 +154,7 @@ impl Backwards {
         self.raw(&bytes[..count]);
     }
 
-    /// The head of a field of `length` bytes.
+    /// Writes the head of a field of `length` bytes.
     fn head(&mut self, number: u64, length: usize) {
         self.varint(length as u64);
         self.varint(number << 3 | 2);
@@ -169,7 +170,7 @@ impl Backwards {
         self.varint(number << 3);
     }
 
-    /// A field with a message.
+    /// Writes a field with a message, whose content `write` writes.
     fn within(&mut self, number: u64, write: impl FnOnce(&mut Backwards)) {
         let before = self.0.len();
         write(self);
@@ -182,6 +183,7 @@ impl Backwards {
         }
     }
 
+    /// Writes a field of `object`, last element first: the buffer grows from its end.
     fn field(&mut self, field: &Field, object: &Value) {
         let number = field.number;
         if field.name == "-" {
@@ -209,6 +211,8 @@ impl Backwards {
         }
     }
 
+    /// Writes a value of type `of` as field `number`. A value that is absent is written as the
+    /// type's zero.
     fn value(&mut self, number: u64, of: &Type, value: &Value) {
         let text = value.as_str().unwrap_or_default();
         match of {

@@ -23,8 +23,8 @@ use table::{Shape, Type, table};
 /// The limit of nesting: no message of the API nests as deeply.
 const MAX_DEPTH: usize = 40;
 
-/// The object that `body` holds. Errors: 400 for a body that cannot be read, 415 for a kind that is
-/// taken as JSON only.
+/// Decodes the object that `body` holds. Errors: 400 for a body that cannot be read, 415 for a kind
+/// that is taken as JSON only.
 pub fn decode(body: &[u8]) -> ApiResult<Value> {
     let fault = || failures::bad_request("the body is not a protobuf object of this API");
     let envelope = body.strip_prefix(MAGIC).ok_or_else(fault)?;
@@ -59,7 +59,8 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
     Ok(Value::Object(object))
 }
 
-/// Field numbers and values; one `None` at bytes that cannot be parsed.
+/// Splits a message into field numbers and values; yields one `None` at bytes that cannot be
+/// parsed.
 fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
     let mut sound = true;
     std::iter::from_fn(move || {
@@ -109,7 +110,7 @@ fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usiz
     Some(())
 }
 
-/// An entry of a map with string keys. A value that is missing is its type's default.
+/// Decodes an entry of a map with string keys. A value that is missing is its type's default.
 fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     let mut key = String::new();
     let mut value = None;
@@ -127,7 +128,7 @@ fn entry_of(of: &Type, entry: &[u8], depth: usize) -> Option<(String, Value)> {
     Some((key, value))
 }
 
-/// The JSON of a [`Type::Either`] message with no member set: `false`, or an empty list.
+/// Returns the JSON of a [`Type::Either`] message with no member set: `false`, or an empty list.
 fn either_empty(place: usize) -> Value {
     let message = table().message(place).into_iter().flatten();
     match message.into_iter().any(|field| matches!(field.of, Type::Bool)) {
@@ -136,6 +137,8 @@ fn either_empty(place: usize) -> Value {
     }
 }
 
+/// Decodes a string.
+///
 /// A string may hold bytes that are not UTF-8. A real server stores them as they are, writes them
 /// so in protobuf, and as U+FFFD in JSON. This server stores each such byte as a private-use
 /// character, which its JSON answers contain.
@@ -154,7 +157,7 @@ fn text(bytes: &[u8]) -> String {
 /// The base of the characters for bytes that are not UTF-8: U+10FF80 to U+10FFFF.
 const RAW: u32 = 0x0010_FF00;
 
-/// The character that replaces a byte that is not UTF-8.
+/// Returns the character that replaces a byte that is not UTF-8.
 ///
 /// # Panics
 /// When the byte is ASCII.
@@ -163,7 +166,7 @@ pub fn raw_byte(byte: u8) -> char {
     char::from_u32(RAW + u32::from(byte)).expect("a character of private use")
 }
 
-/// The inverse of [`text`].
+/// Encodes a string; the inverse of [`text`].
 fn raw(text: &str) -> Cow<'_, [u8]> {
     let byte = |character: char| {
         u32::from(character).checked_sub(RAW).and_then(|byte| u8::try_from(byte).ok())
@@ -191,6 +194,7 @@ struct Small<'a> {
 }
 
 impl<'a> Small<'a> {
+    /// Reads a message of few fields; `None`: it is malformed, or has a field that does not fit.
     fn read(bytes: &'a [u8]) -> Option<Small<'a>> {
         let mut small = Small::default();
         for part in parts(bytes) {
@@ -211,6 +215,7 @@ impl<'a> Small<'a> {
     }
 }
 
+/// Decodes one value of type `of`. `None`: the bytes do not fit the type.
 fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
     let bytes = match (of, wire) {
         (Type::Int, Wire::Varint(int)) => return Some(int.cast_signed().into()),

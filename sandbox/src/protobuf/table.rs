@@ -60,13 +60,14 @@ pub struct Table {
     places: HashMap<String, usize>,
 }
 
-/// The table, parsed at its first use.
+/// Returns the table, parsed at its first use.
 pub fn table() -> &'static Table {
     static TABLE: OnceLock<Table> = OnceLock::new();
     TABLE.get_or_init(Table::parse)
 }
 
 impl Table {
+    /// Parses the table of messages, one a line with its fields, and adds a list for each kind.
     fn parse() -> Table {
         let lines = || MESSAGES.lines().map(|line| line.split_once(' ').unwrap_or((line, "")));
         let mut places: HashMap<String, usize> =
@@ -99,7 +100,7 @@ impl Table {
         self.messages.get(place)
     }
 
-    /// The place of a kind's message; `None` when the table lacks it.
+    /// Finds the message of a kind; `None` when the table lacks it.
     pub fn find(&self, api_version: &str, kind: &str) -> Option<usize> {
         let named = |prefix: &str| self.places.get(&format!("{prefix}.{kind}")).copied();
         match api_version {
@@ -120,6 +121,7 @@ impl Table {
     }
 }
 
+/// Parses a field of the table: `number:name:type`, with a mark of its shape before the type.
 fn field(text: &'static str, places: &HashMap<String, usize>) -> Option<Field> {
     let (number, rest) = text.split_once(':')?;
     let (name, of) = rest.split_once(':').unwrap_or((rest, "string"));
@@ -135,6 +137,7 @@ fn field(text: &'static str, places: &HashMap<String, usize>) -> Option<Field> {
     Some(Field { number: number.parse().ok()?, name, shape, of: type_of(of, places)? })
 }
 
+/// Parses the name of a type; any name that is not built in refers to a message of the table.
 fn type_of(text: &str, places: &HashMap<String, usize>) -> Option<Type> {
     Some(match text {
         "string" => Type::Text,

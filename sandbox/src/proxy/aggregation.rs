@@ -65,7 +65,8 @@ impl Proxy {
         })
     }
 
-    /// The `APIResourceList` of an APIService's group and version; `None` when there is no answer.
+    /// Asks an APIService for the `APIResourceList` of its group and version; `None` when there is
+    /// no answer.
     pub async fn resources(&self, store: &Store, service: &Value) -> Option<Value> {
         let delegate = self.delegate_of(store, service)?;
         let (group, version) = (text(service, "/spec/group"), text(service, "/spec/version"));
@@ -94,7 +95,8 @@ impl Proxy {
         or(read, late).await
     }
 
-    /// `None` when the service has no endpoint, or its trust cannot be used.
+    /// Finds an endpoint of an APIService, and the TLS configuration to reach it. `None` when the
+    /// service has no endpoint, or its trust cannot be used.
     fn delegate_of(&self, store: &Store, service: &Value) -> Option<Delegate> {
         let of = |key: &str| text(service, &format!("/spec/service/{key}"));
         let (namespace, name) = (of("namespace"), of("name"));
@@ -155,7 +157,7 @@ fn name_user(headers: &mut HeaderMap, user: &User, address: &Address) -> ApiResu
     Ok(())
 }
 
-/// A key of a user's extra values as a part of a header's name.
+/// Escapes a key of a user's extra values as a part of a header's name.
 fn escaped(key: &str) -> String {
     let mut text = String::new();
     for byte in key.bytes() {

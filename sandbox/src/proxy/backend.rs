@@ -106,7 +106,7 @@ impl StdError for Error {
     }
 }
 
-/// Go's words for an error of a socket.
+/// Describes an error of a socket in Go's words.
 fn words(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::ConnectionRefused => "connect: connection refused".to_owned(),
@@ -141,6 +141,8 @@ impl Backend<'_> {
         exchange(self.connect().await?, request).await
     }
 
+    /// Connects to the first address that accepts, with TLS if wanted. Each attempt and the
+    /// handshake have a time limit.
     async fn connect(&self) -> Result<Box<dyn ByteStream>, Error> {
         let mut socket = Err(Error::Ended);
         for address in lookup(self.address).await? {
@@ -165,6 +167,7 @@ impl Backend<'_> {
         Ok(Box::new(or(secured, late).await?))
     }
 
+    /// Connects to one address, in [`DIAL`] at most.
     async fn dial(&self, address: SocketAddr) -> Result<Socket, Error> {
         let late = async {
             self.clock.sleep(DIAL).await;
@@ -179,6 +182,8 @@ impl Backend<'_> {
     }
 }
 
+/// Sends the request, and returns the answer once its head has arrived. Its body then drives the
+/// connection.
 async fn exchange(
     io: Box<dyn ByteStream>,
     request: hyper::Request<Outgoing>,
@@ -202,6 +207,7 @@ async fn exchange(
     Ok(Answer { head, body: Received { connection, is_over, body } })
 }
 
+/// Resolves a host's name, on a thread that may block; an IP address needs no lookup.
 async fn lookup(address: &Address) -> Result<Vec<SocketAddr>, Error> {
     if let Ok(ip) = address.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, address.port)]);
@@ -326,7 +332,7 @@ impl Received {
         self.is_over = self.is_over || self.connection.poll_without_shutdown(cx).is_ready();
     }
 
-    /// The connection after an answer that has changed the protocol.
+    /// Returns the connection after an answer that has changed the protocol.
     ///
     /// # Errors
     /// When the connection breaks before it.

@@ -46,7 +46,7 @@ impl Location {
     }
 }
 
-/// The location of a container's logs; `None`: the pod has no node yet.
+/// Returns the location of a container's logs; `None`: the pod has no node yet.
 pub fn logs(store: &Store, at: &ResourcePath, query: &Query) -> ApiResult<Option<Location>> {
     let options = log_options(query, &at.name)?;
     let pod = pod(store, at, &at.name)?;
@@ -56,7 +56,7 @@ pub fn logs(store: &Store, at: &ResourcePath, query: &Query) -> ApiResult<Option
     Ok(Some(Location::kubelet(kubelet, path, &options)))
 }
 
-/// The location of the streams of `exec`, `attach` and `portforward`.
+/// Returns the location of the streams of `exec`, `attach` and `portforward`.
 pub fn streams(store: &Store, at: &ResourcePath, query: &Query) -> ApiResult<Location> {
     let pod = pod(store, at, &at.name)?;
     let is_ports = at.subresource == "portforward";
@@ -72,7 +72,7 @@ pub fn streams(store: &Store, at: &ResourcePath, query: &Query) -> ApiResult<Loc
     Ok(Location::kubelet(kubelet, path, &stream_options(&at.subresource, query)))
 }
 
-/// The location behind the subresource `proxy`; `rest` is the path there, encoded.
+/// Returns the location behind the subresource `proxy`; `rest` is the path there, encoded.
 pub fn proxied(store: &Store, at: &ResourcePath, rest: &str) -> ApiResult<Location> {
     let what = at.resource.strip_suffix('s').unwrap_or(&at.resource);
     let invalid = || bad_request(format!("invalid {what} request {:?}", at.name));
@@ -124,8 +124,8 @@ pub fn proxied(store: &Store, at: &ResourcePath, rest: &str) -> ApiResult<Locati
     }
 }
 
-/// The new place that an answer names, seen through the proxy at `prefix`. `hosts` are the
-/// backend's names; other places stay. Upstream: `proxy.Transport`.
+/// Rewrites the new place that an answer names, so that it leads through the proxy at `prefix`.
+/// `hosts` are the backend's names; other places stay. Upstream: `proxy.Transport`.
 pub fn moved(to: &str, prefix: &str, hosts: &[String]) -> String {
     let absolute = to.split_once("://").map(|(_, rest)| rest);
     let path = match absolute.or_else(|| to.strip_prefix("//")) {
@@ -149,7 +149,7 @@ fn pod(store: &Store, at: &ResourcePath, name: &str) -> ApiResult<Arc<Stored>> {
     pod.ok_or_else(|| not_found(&POD, name))
 }
 
-/// The container that a request is for.
+/// Returns the container that a request is for: the one asked for, or the pod's only one.
 fn container(asked: &str, pod: &Value) -> ApiResult<String> {
     let name = text(pod, "/metadata/name");
     let members = ["/spec/initContainers", "/spec/containers", "/spec/ephemeralContainers"];
@@ -171,7 +171,7 @@ fn container(asked: &str, pod: &Value) -> ApiResult<String> {
     }
 }
 
-/// The kubelet of a pod's node; `None` before the pod has one.
+/// Returns the kubelet of a pod's node; `None` before the pod has one.
 fn kubelet_of(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResult<Option<Address>> {
     let name = text(pod, "/spec/nodeName");
     if name.is_empty() {
@@ -181,6 +181,8 @@ fn kubelet_of(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResult<Option
     kubelet(at, &node.value).map(Some)
 }
 
+/// Returns the address of a node's kubelet: the first of the preferred types, with the port that
+/// the node reports, or the usual one. A stand-in has no kubelet.
 fn kubelet(at: &ResourcePath, node: &Value) -> ApiResult<Address> {
     if is_stand_in(node) {
         return Err(no_containers(at));
@@ -214,7 +216,7 @@ fn kubelet_of_stand_in(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResu
     }
 }
 
-/// The error for requests that only a real kubelet or container can answer.
+/// Builds the error for requests that only a real kubelet or container can answer.
 fn no_containers(at: &ResourcePath) -> ApiError {
     let kind = match at.resource.as_str() {
         "pods" => "Pod",
@@ -228,8 +230,9 @@ fn no_containers(at: &ResourcePath) -> ApiError {
     ApiError::new(501, "NotImplemented", message)
 }
 
-/// A ready endpoint of a service and its pod. `port` is the number or name of a service port;
-/// `asked` is the service as the request has it. Upstream takes Endpoints, this EndpointSlices.
+/// Returns a random ready endpoint of a service and its pod. `port` is the number or name of a
+/// service port; `asked` is the service as the request has it. Upstream takes Endpoints, this
+/// EndpointSlices.
 fn endpoint(
     store: &Store,
     namespace: &str,
@@ -272,7 +275,7 @@ fn endpoint(
         .ok_or_else(|| unavailable(format!("no endpoints available for service {asked:?}")))
 }
 
-/// The ready endpoints of a service at the port of this name, with their addresses.
+/// Lists the ready endpoints of a service at the port of this name, with their addresses.
 fn ready_endpoints(
     store: &Store,
     namespace: &str,
@@ -299,7 +302,7 @@ fn ready_endpoints(
     ready
 }
 
-/// Where a port of a service is served; `None` when it is not. Upstream:
+/// Returns a random ready address of a service's port; `None` when it is not served. Upstream:
 /// `kube-aggregator/pkg/apiserver.ServiceResolver` with endpoints.
 pub fn of_service(store: &Store, namespace: &str, name: &str, port: u64) -> Option<Address> {
     let service = store.get("services", &format!("{namespace}/{name}"))?;
@@ -313,7 +316,7 @@ pub fn of_service(store: &Store, namespace: &str, name: &str, port: u64) -> Opti
     ready.pop().map(|(address, _)| address)
 }
 
-/// `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT`.
+/// Splits `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT` into scheme, name and port.
 fn split_id(id: &str) -> Option<(&str, &str, &str)> {
     let parts: Vec<&str> = id.split(':').collect();
     let (scheme, name, port) = match parts.as_slice() {
@@ -325,7 +328,7 @@ fn split_id(id: &str) -> Option<(&str, &str, &str)> {
     (!name.is_empty() && matches!(scheme, "" | "http" | "https")).then_some((scheme, name, port))
 }
 
-/// Go's `net.IP.IsGlobalUnicast`.
+/// Returns whether the address may be proxied to, by Go's `net.IP.IsGlobalUnicast`.
 fn is_global_unicast(ip: IpAddr) -> bool {
     let ip = ip.to_canonical();
     let link_local = match ip {
@@ -335,7 +338,8 @@ fn is_global_unicast(ip: IpAddr) -> bool {
     !(link_local || ip.is_unspecified() || ip.is_loopback() || ip.is_multicast())
 }
 
-/// The options of logs, as a kubelet reads them. Upstream: `validation.ValidatePodLogOptions`.
+/// Reads the options of logs, in the form of a kubelet's query. Upstream:
+/// `validation.ValidatePodLogOptions`.
 fn log_options(query: &Query, pod: &str) -> ApiResult<Vec<(&'static str, String)>> {
     const STREAMS: [&str; 3] = ["All", "Stderr", "Stdout"];
     let mut causes = Vec::new();
@@ -396,7 +400,7 @@ fn log_options(query: &Query, pod: &str) -> ApiResult<Vec<(&'static str, String)
     Ok(options.into_iter().filter_map(|(key, value)| Some((key, value?))).collect())
 }
 
-/// The options of streams, as a kubelet reads them.
+/// Translates the options of streams into a kubelet's query.
 fn stream_options(what: &str, query: &Query) -> Vec<(&'static str, String)> {
     if what == "portforward" {
         let ports: Vec<&str> = query.values("ports").collect();
@@ -417,7 +421,7 @@ fn stream_options(what: &str, query: &Query) -> Vec<(&'static str, String)> {
     options
 }
 
-/// Upstream: `url.Values.Encode`.
+/// Encodes parameters as the query of a URL. Upstream: `url.Values.Encode`.
 fn encode(pairs: &[(&str, String)]) -> String {
     let mut text = String::new();
     for (key, value) in pairs {

@@ -87,13 +87,14 @@ pub struct Proxy {
     front_proxy: Option<Pair>,
 }
 
-/// A configuration that trusts every server.
+/// Returns a configuration that trusts every server.
 fn trusting(identity: Option<&Pair>) -> Result<ClientConfig, Error> {
     let provider = Arc::new(ring::default_provider());
     let trust = Trust::every(&provider);
     configured(provider, trust, identity)
 }
 
+/// Builds the TLS configuration of a client with this trust, and this certificate if there is one.
 fn configured(
     provider: Arc<CryptoProvider>,
     trust: Trust,
@@ -117,6 +118,8 @@ fn configured(
 }
 
 impl Proxy {
+    /// Creates a proxy without connections.
+    ///
     /// `kubelet_client`: the certificate that kubelets see; `front_proxy`: the one that other API
     /// servers see. Streams end at `stop`.
     ///
@@ -174,6 +177,7 @@ impl Proxy {
         }
     }
 
+    /// Returns how this location is reached: kubelets always over TLS, others only if they want it.
     fn backend<'a>(&'a self, location: &'a Location) -> Backend<'a> {
         let tls = match location.is_kubelet {
             true => Some(&self.kubelets),
@@ -186,7 +190,7 @@ impl Proxy {
         }
     }
 
-    /// Upstream: `generic/rest.LocationStreamer`.
+    /// Streams the logs of a container from its kubelet. Upstream: `generic/rest.LocationStreamer`.
     async fn logs(&self, location: &Location, pod: &str) -> ApiResult<Response> {
         let host = HeaderValue::from_str(&location.address.to_string());
         let headers = host.map(|host| HeaderMap::from_iter([(HOST, host)]));
@@ -244,6 +248,7 @@ impl Proxy {
         Ok(Response { status, headers, body: Body::Full(Bytes::new()) })
     }
 
+    /// Passes a proxied request to its location, and the answer back with its redirects rewritten.
     /// Upstream: `proxy.UpgradeAwareHandler`.
     async fn forward(
         &self,
@@ -317,14 +322,14 @@ fn request(
     Ok(request)
 }
 
-/// Whether a client asks for another protocol. Upstream: `httpstream.IsUpgradeRequest`.
+/// Returns whether a client asks for another protocol. Upstream: `httpstream.IsUpgradeRequest`.
 fn is_upgrade(headers: &HeaderMap) -> bool {
     let lines = headers.get_all(CONNECTION).iter().filter_map(|line| line.to_str().ok());
     let mut options = lines.flat_map(|line| line.split(',')).map(str::trim);
     options.any(|option| option.eq_ignore_ascii_case("upgrade")) && headers.contains_key(UPGRADE)
 }
 
-/// The client's headers, without its credentials and those that belong to its connection; an
+/// Copies the client's headers, without its credentials and those that belong to its connection; an
 /// upgrade keeps the ones that ask for it.
 fn passed_on(request: &Request) -> HeaderMap {
     let mut headers = request.headers.clone();
@@ -362,7 +367,7 @@ fn pairs(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)>
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
-/// The answer of another server as this server's.
+/// Returns the answer of another server as this server's.
 fn relayed(mut answer: Answer) -> Response {
     remove_connections(&mut answer.head.headers);
     Response {
@@ -372,7 +377,7 @@ fn relayed(mut answer: Answer) -> Response {
     }
 }
 
-/// The first bytes of an answer that refuses.
+/// Reads the first bytes of an answer that refuses, for the error's text.
 async fn start_of(mut answer: Answer) -> String {
     let mut start = Vec::new();
     while let Some(Ok(bytes)) = answer.body.next().await {
@@ -386,12 +391,13 @@ async fn start_of(mut answer: Answer) -> String {
     String::from_utf8_lossy(&start).into_owned()
 }
 
-/// An error without a reason of its own. Upstream: `responsewriters.ErrorToAPIStatus`.
+/// Returns an error without a reason of its own. Upstream: `responsewriters.ErrorToAPIStatus`.
 fn unknown(message: String) -> ApiError {
     ApiError::new(500, "", message)
 }
 
-/// The error for logs that a kubelet refuses. Upstream: `generic/rest.GenericHttpResponseChecker`.
+/// Builds the error for logs that a kubelet refuses. Upstream:
+/// `generic/rest.GenericHttpResponseChecker`.
 fn refused(status: u16, pod: &str, text: &str) -> ApiError {
     let (reason, message) = match status {
         400 => return failures::bad_request(text),

@@ -52,6 +52,7 @@ pub async fn tunnel(
     }
 }
 
+/// Copies bytes until the source ends, then closes the target. `copied` counts the pieces.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

@@ -31,7 +31,7 @@ impl Encoding {
         }
     }
 
-    /// A JSON answer in this encoding; an answer without another form stays JSON.
+    /// Returns a JSON answer in this encoding; an answer without another form stays JSON.
     pub fn of(self, response: Response) -> Response {
         match self {
             Encoding::Json => response,
@@ -67,6 +67,7 @@ const STREAMS: &str =
     "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
 impl<'h> Clause<'h> {
+    /// Parses one clause of the header; `None` when it is malformed.
     fn parse(text: &'h str) -> Option<Clause<'h>> {
         let mut parts = text.split(';');
         let media = parts.next()?.trim_matches(' ');
@@ -110,7 +111,8 @@ impl<'h> Clause<'h> {
         }
     }
 
-    /// `None` for a clause whose parameters cannot be met.
+    /// Returns the conversion that the clause's parameters ask for; `None` for a clause whose
+    /// parameters cannot be met.
     fn convert(&self) -> Option<Option<Convert<'h>>> {
         let mut convert: Option<Convert<'h>> = None;
         for (key, value) in &self.params {
@@ -127,6 +129,7 @@ impl<'h> Clause<'h> {
 }
 
 impl<'h> Accept<'h> {
+    /// Parses the header into its clauses, the preferred ones first.
     pub fn parse(header: &'h str) -> Accept<'h> {
         if header.is_empty() {
             return Accept(None);
@@ -140,7 +143,7 @@ impl<'h> Accept<'h> {
         Accept(Some(clauses))
     }
 
-    /// The first allowed form, in the order of the clauses.
+    /// Returns the first allowed form, in the order of the clauses.
     fn first<T>(
         &self,
         allows: impl Fn(Encoding, Option<Convert<'h>>) -> Option<T>,
@@ -155,12 +158,12 @@ impl<'h> Accept<'h> {
         })
     }
 
-    /// The encoding of answers that have one form only: failures, reviews.
+    /// Returns the encoding of answers that have one form only: failures, reviews.
     pub fn plain(&self) -> Option<Encoding> {
         self.first(|_, convert| convert.is_none().then_some(())).map(|(_, encoding)| encoding)
     }
 
-    /// Form and encoding of an answer about objects of `kind`. Errors: 406.
+    /// Negotiates form and encoding of an answer about objects of `kind`. Errors: 406.
     pub fn objects(
         &self,
         kind: &Kind,
@@ -194,8 +197,8 @@ impl<'h> Accept<'h> {
         Err(not_acceptable(format!("you requested {converted}, but the requested object {but}")))
     }
 
-    /// Form and encoding of a discovery document. `aggregated`: whether one document for all groups
-    /// is served. Errors: 406.
+    /// Negotiates form and encoding of a discovery document. `aggregated`: whether one document for
+    /// all groups is served. Errors: 406.
     pub fn discovery(&self, aggregated: bool) -> ApiResult<(Form, Encoding)> {
         let form = |_, convert| match convert {
             None => Some(Form::Object),
@@ -209,7 +212,8 @@ impl<'h> Accept<'h> {
         self.first(form).ok_or_else(|| self.unacceptable(false))
     }
 
-    /// The 406 of the router when no clause names a known encoding, else that of the handler.
+    /// Builds the 406 of the router when no clause names a known encoding, else that of the
+    /// handler.
     fn unacceptable(&self, streams: bool) -> ApiError {
         let mut clauses = self.0.iter().flatten();
         let routed = clauses.any(|clause| {
@@ -238,7 +242,7 @@ fn not_acceptable(words: String) -> ApiError {
     ApiError::new(406, "NotAcceptable", words)
 }
 
-/// The name of this kind's Go type inside the server.
+/// Returns the name of this kind's Go type inside the server.
 fn go_type(kind: &Kind) -> String {
     match kind.resource.group.split('.').next().unwrap_or_default() {
         _ if kind.is_custom() => "unstructured.Unstructured".to_owned(),

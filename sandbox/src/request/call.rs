@@ -26,12 +26,12 @@ impl Query {
         Query(pairs.collect())
     }
 
-    /// The first value of `key`; empty when absent.
+    /// Returns the first value of `key`; empty when absent.
     pub fn get(&self, key: &str) -> &str {
         self.0.iter().find(|(k, _)| k == key).map_or("", |(_, value)| value)
     }
 
-    /// All values of `key`.
+    /// Returns all values of `key`.
     pub fn values(&self, key: &str) -> impl Iterator<Item = &str> {
         self.0.iter().filter(move |(k, _)| k == key).map(|(_, value)| value.as_str())
     }
@@ -47,11 +47,13 @@ impl Query {
         !self.get(key).is_empty()
     }
 
-    /// As Go reads query booleans: set, and neither `false` nor `0`.
+    /// Returns whether a parameter is true, as Go reads query booleans: set, and neither `false`
+    /// nor `0`.
     pub fn is(&self, key: &str) -> bool {
         self.0.iter().any(|(k, value)| k == key && !matches!(value.as_str(), "false" | "0"))
     }
 
+    /// Parses a query parameter that is a number; `None`: it is absent or empty.
     pub fn number<T: std::str::FromStr>(&self, key: &str) -> ApiResult<Option<T>> {
         match self.get(key) {
             "" => Ok(None),
@@ -63,7 +65,7 @@ impl Query {
         }
     }
 
-    /// Whether the request is a dry run. Errors: 422 for a value other than `All`.
+    /// Returns whether the request is a dry run. Errors: 422 for a value other than `All`.
     pub fn dry_run(&self) -> ApiResult<bool> {
         let mut values = self.0.iter().filter(|(key, _)| key == "dryRun").map(|(_, value)| value);
         if let Some(other) = values.clone().find(|value| *value != "All") {
@@ -92,18 +94,18 @@ pub struct ResourcePath {
 }
 
 impl ResourcePath {
-    /// `None` for any other path.
+    /// Parses the path of a resource; `None` for any other path.
     pub fn parse(path: &str) -> Option<ResourcePath> {
         let (found, more) = ResourcePath::read(path)?;
         (!more).then_some(found)
     }
 
-    /// The resource of a path that may continue after the subresource, or end in a slash.
+    /// Returns the resource of a path that may continue after the subresource, or end in a slash.
     pub fn asked(path: &str) -> Option<ResourcePath> {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
-    /// `pods`, `pods/status`
+    /// Returns the name of the resource with its subresource: `pods`, `pods/status`.
     pub fn named(&self) -> String {
         match self.subresource.as_str() {
             "" => self.resource.clone(),
@@ -111,7 +113,8 @@ impl ResourcePath {
         }
     }
 
-    /// Also returns whether the path continues after the subresource.
+    /// Parses the path of an object, a collection or a subresource; `None` for other paths. Also
+    /// returns whether the path continues after the subresource.
     fn read(path: &str) -> Option<(ResourcePath, bool)> {
         let parts: Vec<String> = path.split('/').skip(1).map(decode).collect();
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
@@ -150,7 +153,7 @@ impl ResourcePath {
     }
 }
 
-/// The verb of a request, as authorization and the counters name it.
+/// Returns the verb of a request, as authorization and the counters name it.
 pub fn verb(method: &Method, path: Option<&ResourcePath>, query: &Query) -> &'static str {
     let collection = path.is_some_and(|path| path.name.is_empty());
     match method.as_str() {
@@ -192,7 +195,8 @@ impl Warnings {
 }
 
 impl Call {
-    /// A request of the server itself, for one object, or for a collection when `name` is empty.
+    /// Builds a request of the server itself, for one object, or for a collection when `name` is
+    /// empty.
     pub fn of(kind: Arc<Kind>, namespace: &str, name: &str) -> Call {
         Call {
             kind,
@@ -215,7 +219,7 @@ impl Call {
         }
     }
 
-    /// The key under which the store has an object of this call's namespace.
+    /// Returns the key under which the store has an object of this call's namespace.
     pub fn key(&self, name: &str) -> String {
         if self.namespace.is_empty() {
             name.to_owned()
@@ -224,17 +228,17 @@ impl Call {
         }
     }
 
-    /// The field manager of this call.
+    /// Returns the field manager of this call.
     pub fn writer<'a>(&'a self, now: &'a str) -> Writer<'a> {
         Writer { manager: self.query.get("fieldManager"), subresource: &self.subresource, now }
     }
 
-    /// The prefix of every key of this call's collection.
+    /// Returns the prefix of every key of this call's collection.
     pub fn prefix(&self) -> String {
         if self.namespace.is_empty() { String::new() } else { format!("{}/", self.namespace) }
     }
 
-    /// The table in the store.
+    /// Returns the table in the store.
     pub fn table(&self) -> String {
         match self.kind.view.map(|view| view.of) {
             None => self.kind.resource.to_string(),

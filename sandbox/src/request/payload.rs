@@ -14,7 +14,7 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
+    /// Decodes the object in the body, from JSON, YAML or protobuf. Errors: 415, 400.
     pub fn object(&self) -> ApiResult<Value> {
         let unreadable = |error: &dyn std::fmt::Display| {
             failures::bad_request(format!("the object provided is unrecognized: {error}"))
@@ -32,7 +32,7 @@ impl Payload {
         if body.is_object() { Ok(body) } else { Err(unreadable(&"it is no object")) }
     }
 
-    /// As [`Payload::object`], but null for an empty body.
+    /// Decodes the body as [`Payload::object`] does, but an empty one is null.
     pub fn optional(&self) -> ApiResult<Value> {
         if self.bytes.is_empty() { Ok(Value::Null) } else { self.object() }
     }

@@ -23,7 +23,8 @@ enum Validation {
 }
 
 impl Call {
-    /// Errors: 422 for an invalid `fieldValidation`.
+    /// Reads how the request wants unknown and duplicate fields treated. Errors: 422 for an invalid
+    /// `fieldValidation`.
     fn validation(&self) -> ApiResult<Validation> {
         match self.query.get("fieldValidation") {
             "Ignore" => Ok(Validation::Ignore),
@@ -56,8 +57,8 @@ impl Call {
         }
     }
 
-    /// The object in a request's body, without the fields that its kind does not have. Errors: 415;
-    /// 400 for an unreadable body and, by `fieldValidation`, for such fields.
+    /// Decodes the object in a request's body, without the fields that its kind does not have.
+    /// Errors: 415; 400 for an unreadable body and, by `fieldValidation`, for such fields.
     pub fn object(&self, payload: &Payload) -> ApiResult<Value> {
         let validation = self.validation()?;
         let kind = &self.kind;
@@ -101,7 +102,8 @@ impl Call {
         Ok(object)
     }
 
-    /// The configuration of a server-side apply. Errors: 422 without a field manager, 400, 500.
+    /// Decodes the configuration of a server-side apply. Errors: 422 without a field manager, 400,
+    /// 500.
     pub fn config(&self, payload: &Payload) -> ApiResult<Value> {
         self.validation()?;
         if !self.query.has("fieldManager") {
@@ -157,7 +159,7 @@ impl Call {
         Ok(config)
     }
 
-    /// The result of a patch, without the fields that its kind does not have; `patch` is
+    /// Checks the result of a patch, and drops the fields that its kind does not have; `patch` is
     /// searched for duplicate fields. Errors: 422, by `fieldValidation`.
     pub fn patched(&self, payload: &Payload, object: Value) -> ApiResult<Value> {
         let (patch, media_type) = (&payload.bytes, &payload.content_type);
@@ -185,9 +187,8 @@ impl Call {
     }
 }
 
-/// The text of a mismatch in a strategic merge patch, whose result upstream converts instead of
-/// decoding it.
-/// Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
+/// Translates a mismatch in a strategic merge patch, whose result upstream converts instead of
+/// decoding it. Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
 fn converted(mismatch: &str) -> Option<String> {
     let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;
     let wanted = field.rsplit_once(" of type ")?.1;

@@ -62,7 +62,8 @@ impl Audit {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Records the writes of the manager of a seat, of which `run` counts the processes.
+    /// Wraps a server's handler so that it records the writes of the manager in this seat. `run`
+    /// counts the processes that the seat has had.
     pub fn wrap(
         self: &Arc<Self>,
         seat: usize,
@@ -112,7 +113,7 @@ impl Audit {
     }
 }
 
-/// `replicasets.apps/status`
+/// Names the resource of a path, such as `replicasets.apps/status`.
 fn named(path: &ResourcePath) -> String {
     let mut named = path.resource.clone();
     if !path.group.is_empty() {
@@ -130,7 +131,7 @@ fn is_lease(path: &ResourcePath) -> bool {
         && (path.name == LEASE || path.name.is_empty())
 }
 
-/// The response with its whole body.
+/// Reads the whole body of a streamed response.
 async fn collected(mut response: Response) -> Response {
     let mut body = match response.body {
         Body::Stream(body) => body,
@@ -145,7 +146,7 @@ async fn collected(mut response: Response) -> Response {
     response
 }
 
-/// The holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
+/// Returns the holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
 fn holder(lease: &[u8]) -> Option<String> {
     let lease: Value =
         serde_json::from_slice(lease).ok().or_else(|| protobuf::decode(lease).ok())?;

@@ -97,7 +97,7 @@ impl Etcd {
         }
     }
 
-    /// Watches, and watches again from where it was.
+    /// Watches etcd until stopped; after a failure it watches again from where it was.
     async fn read(&self) {
         loop {
             if let Err(error) = self.watch().await {
@@ -107,6 +107,7 @@ impl Etcd {
         }
     }
 
+    /// Reads changes from etcd, and adds them to the state, until the watch ends.
     async fn watch(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let from = self.state.lock().seen + 1;
         let body = json!({ "create_request": {
@@ -153,7 +154,7 @@ fn post(path: &str, body: &Value) -> Call {
     Call::new("POST", path).bytes("application/json", body.to_string().into_bytes())
 }
 
-/// 64-bit numbers are strings.
+/// Reads a 64-bit number, which JSON has as a string.
 fn number(object: &Value, pointer: &str) -> Option<u64> {
     text(object, pointer).parse().ok()
 }
@@ -169,7 +170,7 @@ struct Batch {
     is_over: bool,
 }
 
-/// Reads one line of a watch.
+/// Parses one line of a watch into the changes that it reports.
 fn parse(line: &[u8]) -> serde_json::Result<Batch> {
     let answer: Value = serde_json::from_slice(line)?;
     let is_over = answer["error"].is_object() || answer["result"]["canceled"] == true;
@@ -196,8 +197,8 @@ fn parse(line: &[u8]) -> serde_json::Result<Batch> {
     Ok(batch)
 }
 
-/// The table of an observed object and its key there, from its key in etcd.
-/// Upstream: `DefaultStorageFactory.ResourcePrefix`.
+/// Finds the table of an observed object and its key there, from its key in etcd. Upstream:
+/// `DefaultStorageFactory.ResourcePrefix`.
 fn place(key: &str) -> Option<(String, Arc<str>)> {
     let key = key.strip_prefix("/registry/")?;
     let names = ["services/specs", "services/endpoints", "minions"];

@@ -77,7 +77,7 @@ impl FaultInjector {
         self.stop.unless_stopped(self.clock.sleep(Duration::from_millis(millis))).await;
     }
 
-    /// The seats of the affected managers.
+    /// Returns the seats of the affected managers.
     fn seats(&self, affected: Affected) -> Vec<usize> {
         let leader = self.observer.leader().map_or(0, |leader| leader.seat);
         match affected {
@@ -87,6 +87,7 @@ impl FaultInjector {
         }
     }
 
+    /// Causes one fault, waits as long as it lasts, and ends it.
     async fn carry_out(self, fault: Fault) {
         match fault {
             Fault::Network { affected, impairment, millis, cut } => {

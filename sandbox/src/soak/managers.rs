@@ -143,14 +143,14 @@ impl Managers {
         status.is_ok_and(|status| status.success()).then_some(Writer { seat, run: is_run })
     }
 
-    /// The memory of a running manager.
+    /// Returns the memory of a running manager.
     pub fn memory(&self, seat: usize) -> Option<Memory> {
         let manager = self.seats[seat].manager.as_ref()?;
         let anonymous_bytes = Process::new(manager.id(), None).private_bytes().ok()?;
         Some(Memory { anonymous_bytes, age: self.clock.monotonic() - self.seats[seat].started })
     }
 
-    /// The memory of this process of a manager; `None`: it has ended.
+    /// Returns the memory of this process of a manager; `None`: it has ended.
     pub fn memory_of(&self, Writer { seat, run }: Writer) -> Option<Memory> {
         (self.seats[seat].run.load(Ordering::SeqCst) == run).then(|| self.memory(seat))?
     }
@@ -159,12 +159,12 @@ impl Managers {
         self.seats.iter().map(|seat| seat.peak_bytes).max().unwrap_or_default()
     }
 
-    /// The number of processes started.
+    /// Returns the number of processes started.
     pub fn started(&self) -> usize {
         self.seats.iter().map(|seat| seat.logs.len()).sum()
     }
 
-    /// Lines of all logs that report a panic.
+    /// Returns the lines of all logs that report a panic.
     pub fn panics(&self) -> Vec<String> {
         self.seats.iter().flat_map(|seat| &seat.logs).flat_map(|log| panics(log)).collect()
     }
@@ -179,10 +179,11 @@ impl Managers {
     }
 }
 
-/// Why an end is the manager's fault: an error exit is not, since a manager ends when it has lost
-/// its lease or cannot reach the API server at its start.
+/// Returns why an end is the manager's fault: an error exit is not, since a manager ends when it
+/// has lost its lease or cannot reach the API server at its start.
 fn unexpected_end(status: ExitStatus) -> Option<&'static str> {
     match (status.signal(), status.code()) {
+        // The soak's own faults and its end.
         (Some(SIGKILL | SIGTERM), _) => None,
         (Some(_), _) => Some("by a signal that no fault sent"),
         // The exit codes of panics in Rust and in Go.

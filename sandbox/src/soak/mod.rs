@@ -174,6 +174,8 @@ impl Run {
         eprintln!("{:>7.1} s  {what}", self.injector.observer.second());
     }
 
+    /// Runs the soak: a first rollout, the work and the faults at their times, then the wait until
+    /// all objects are as their specs say. Reports what differs, and the memory.
     async fn phases(&self, steps: Vec<plan::Step>) -> Result<()> {
         self.say("first rollout ...");
         self.administrator.prepare().await?;
@@ -215,7 +217,7 @@ impl Run {
         Ok(())
     }
 
-    /// The memory of a leader that has led for a while.
+    /// Reads the memory of a leader that has led for a while.
     async fn leaders_memory(&self) -> Result<Memory> {
         let leader = || self.injector.observer.leader();
         for _ in 0..READINGS {
@@ -231,6 +233,8 @@ impl Run {
         Err("no manager leads for long".into())
     }
 
+    /// Adds the managers' memory to the report, and a finding if it has grown too much since the
+    /// beginning.
     fn read_memory(&self, second: f64) {
         let managers = self.injector.managers.lock();
         let mut report = self.report.lock();
@@ -251,6 +255,7 @@ impl Run {
         self.stop.unless_stopped(self.clock.sleep(wait)).await.is_some()
     }
 
+    /// Carries out the administrator's changes, each at its time, and counts their outcomes.
     async fn work(&self, begun: Duration, steps: Vec<(Duration, Work)>) {
         for (at, work) in steps {
             if !self.until(begun, at).await {
@@ -263,6 +268,7 @@ impl Run {
         }
     }
 
+    /// Begins the planned faults, each at its time.
     async fn faults(&self, begun: Duration, steps: Vec<(Duration, Fault)>) {
         for (at, fault) in steps {
             if !self.until(begun, at).await {

@@ -51,7 +51,7 @@ pub struct Checked {
 }
 
 impl Observer {
-    /// Begins with the first version.
+    /// Creates the observer of a server's changes, from the first version on.
     pub fn new(server: &Server, audit: &Arc<Audit>, clock: &SharedClock) -> Observer {
         let history = match server {
             Server::Embedded(cluster) => History::Store(cluster.sandbox.api().clone()),
@@ -82,6 +82,8 @@ impl Observer {
         self.check_changes(&mut self.state.lock())
     }
 
+    /// Checks the invariants on all changes and writes since the last call, in their order, and
+    /// returns those that were broken.
     fn check_changes(&self, state: &mut State) -> Vec<Breach> {
         let (second, now) = (self.second(), self.clock.now());
         // The records are taken first: the changes have the effects of all of them.
@@ -127,7 +129,7 @@ impl Observer {
         }
     }
 
-    /// The manager that holds the lease.
+    /// Returns the manager that holds the lease.
     pub fn leader(&self) -> Option<Writer> {
         self.state.lock().invariants.leader()
     }
@@ -141,13 +143,14 @@ impl Observer {
         }
     }
 
-    /// All breaches so far.
+    /// Returns all breaches so far.
     pub fn breaches(&self) -> Vec<Breach> {
         self.state.lock().breaches.clone()
     }
 }
 
-/// The changes of the embedded server's store after the version `seen`, which becomes the newest.
+/// Returns the changes of the embedded server's store after the version `seen`, which becomes the
+/// newest.
 fn stored(api: &Api, seen: &mut u64) -> NewChanges {
     let (store, version) = (&api.store, api.store.version());
     let mut taken = NewChanges { changes: Vec::new(), complete: Duration::MAX, lost: None };

@@ -40,19 +40,19 @@ impl Snapshot {
         self.objects.get(&kind.to_string()).map_or(&[], Vec::as_slice)
     }
 
-    /// The objects of this kind in the namespaces of the soak.
+    /// Returns the objects of this kind in the namespaces of the soak.
     fn of(&self, kind: &ResourceType) -> impl Iterator<Item = &Value> {
         let is_ours = |it: &&Value| text(it, "/metadata/namespace").starts_with("soak-");
         self.all(kind).iter().filter(is_ours)
     }
 
-    /// The pods with this controller.
+    /// Returns the pods with this controller.
     fn pods_of<'a>(&'a self, owner: &'a Value) -> impl Iterator<Item = &'a Value> {
         let uid = text(owner, "/metadata/uid");
         self.of(&PODS_KIND).filter(move |pod| is_controlled_by(pod, uid))
     }
 
-    /// What is not as it must be; one line for each object.
+    /// Lists what is not as it must be; one line for each object.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Faults(Vec::new());
         self.check_presence(&mut faults);
@@ -67,8 +67,8 @@ impl Snapshot {
         faults.0
     }
 
-    /// All parts are there, nothing is being deleted, no namespace lacks its account, and no node
-    /// is tainted.
+    /// Checks that all parts are there, nothing is being deleted, no namespace lacks its account,
+    /// and no node is tainted.
     fn check_presence(&self, faults: &mut Faults) {
         for (kind, objects) in &self.objects {
             for object in objects.iter().filter(|object| is_deleting(object)) {
@@ -95,7 +95,7 @@ impl Snapshot {
         }
     }
 
-    /// The namespace and all owners of each object exist.
+    /// Checks that the namespace and all owners of each object exist.
     fn check_references(&self, faults: &mut Faults) {
         let uids: HashSet<&str> =
             self.objects.values().flatten().map(|it| text(it, "/metadata/uid")).collect();
@@ -115,6 +115,8 @@ impl Snapshot {
         }
     }
 
+    /// Checks that ReplicaSets and Deployments have as many pods as they want, and say so in their
+    /// status.
     fn check_deployments(&self, faults: &mut Faults) {
         for set in self.of(&REPLICA_SETS) {
             let wanted = count(set, "/spec/replicas");
@@ -139,6 +141,8 @@ impl Snapshot {
         }
     }
 
+    /// Checks that each StatefulSet has ready pods of exactly the wanted ordinals, and says so in
+    /// its status.
     fn check_stateful_sets(&self, faults: &mut Faults) {
         for set in self.of(&STATEFUL_SETS) {
             let wanted = count(set, "/spec/replicas");
@@ -157,6 +161,7 @@ impl Snapshot {
         }
     }
 
+    /// Checks that each DaemonSet has one ready pod on each node, and says so in its status.
     fn check_daemon_sets(&self, faults: &mut Faults) {
         let nodes = self.all(&NODES).len() as i64;
         for set in self.of(&DAEMON_SETS) {
@@ -177,8 +182,8 @@ impl Snapshot {
         }
     }
 
-    /// Jobs have finished with the numbers of their specs, and no pod waits to be counted. The Jobs
-    /// of a CronJob may run.
+    /// Checks that Jobs have finished with the numbers of their specs, and that no pod waits to be
+    /// counted. The Jobs of a CronJob may run.
     fn check_jobs(&self, faults: &mut Faults) {
         let crons: HashMap<&str, &Value> =
             self.of(&CRON_JOBS).map(|cron| (text(cron, "/metadata/uid"), cron)).collect();
@@ -236,7 +241,7 @@ impl Snapshot {
         }
     }
 
-    /// EndpointSlices and Endpoints have the ready pods that Services select.
+    /// Checks that EndpointSlices and Endpoints have the ready pods that Services select.
     fn check_endpoints(&self, faults: &mut Faults) {
         for service in self.of(&SERVICES) {
             let at = |object: &Value| {
@@ -276,7 +281,7 @@ impl Snapshot {
         }
     }
 
-    /// Quotas and budgets have counted what there is.
+    /// Checks that quotas and budgets have counted what there is.
     fn check_limits(&self, faults: &mut Faults) {
         for quota in self.of(&QUOTAS) {
             let namespace = text(quota, "/metadata/namespace");
@@ -320,8 +325,8 @@ impl Snapshot {
         }
     }
 
-    /// Whether a claim's pod was gone when its StatefulSet was scaled down. The pods that go with the
-    /// scale take their claims; such a claim stays, as with upstream.
+    /// Returns whether a claim's pod was gone when its StatefulSet was scaled down. The pods that
+    /// go with the scale take their claims; such a claim stays, as with upstream.
     fn is_left_by_its_pod(&self, claim: &Value) -> bool {
         let [owner] = list(claim, "/metadata/ownerReferences") else { return false };
         let ordinal = text(claim, "/metadata/name").rsplit_once('-');
@@ -331,7 +336,8 @@ impl Snapshot {
         set.is_some_and(|set| ordinal >= Some(count(set, "/spec/replicas")))
     }
 
-    /// Each claim has one volume, which is attached where a pod uses it, and only there.
+    /// Checks that each claim has one volume, which is attached where a pod uses it, and only
+    /// there.
     fn check_volumes(&self, faults: &mut Faults) {
         let mut wanted: BTreeSet<(String, String)> = BTreeSet::new();
         let mut names = BTreeSet::new();
@@ -391,7 +397,7 @@ impl Faults {
         }
     }
 
-    /// The status is of the newest spec.
+    /// Checks that the status is of the newest spec.
     fn expect_observed(&mut self, kind: &ResourceType, object: &Value) {
         let observed = count(object, "/status/observedGeneration");
         let generation = count(object, "/metadata/generation");

@@ -76,7 +76,7 @@ pub enum Change {
 }
 
 impl Change {
-    /// The name in the report.
+    /// Returns the change's name in the report.
     pub fn name(&self) -> &'static str {
         match self {
             Change::Ensure(_) => "create again",
@@ -158,7 +158,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// The name in the report.
+    /// Returns the fault's name in the report.
     pub fn name(&self) -> &'static str {
         match self {
             Fault::Network { impairment, .. } => match impairment {
@@ -237,7 +237,7 @@ struct StepSource {
 /// The kinds of faults in a deck.
 const KINDS: usize = 22;
 
-/// The steps of a soak of this length, in the order of their times.
+/// Draws the steps of a soak of this length from the seed, in the order of their times.
 pub fn plan(seed: u64, length: Duration) -> Vec<Step> {
     let mut draw =
         StepSource { rng: Rng::with_seed(seed), deck: Vec::new(), jobs: 0, owners: 0, images: 0 };
@@ -273,7 +273,8 @@ impl StepSource {
         self.of(&[Propagation::Background, Propagation::Foreground, Propagation::Orphan])
     }
 
-    /// One change, and the later ones that belong to it, each with the milliseconds until then.
+    /// Draws one change, and the later ones that belong to it, each with the milliseconds until
+    /// then.
     fn work(&mut self) -> Vec<(u64, Work)> {
         let namespace = self.rng.usize(..NAMESPACES);
         let after = self.rng.u64(500..9000);
@@ -341,6 +342,7 @@ impl StepSource {
         steps
     }
 
+    /// Draws one fault. All kinds occur before one occurs again: they are a shuffled deck.
     fn fault(&mut self) -> Fault {
         if self.deck.is_empty() {
             self.deck = (0..KINDS).collect();

@@ -64,7 +64,7 @@ impl State {
         self.impairment == Some(Impairment::Refuse)
     }
 
-    /// The most bytes to pass at once, and the milliseconds to wait after them.
+    /// Returns the most bytes to pass at once, and the milliseconds to wait after them.
     fn pace(&self, way: Way) -> (usize, u64) {
         match self.impairment {
             Some(Impairment::Slow { bytes, pause }) if way == Way::ToManager => {
@@ -152,6 +152,7 @@ impl Shared {
         }
     }
 
+    /// Accepts the connections of managers, and passes each one on in a task of its own.
     async fn accept(self: &Arc<Self>, listener: Async<TcpListener>, stop: &StopToken) {
         loop {
             let Ok((manager, _)) = listener.accept().await else {
@@ -184,8 +185,9 @@ impl Shared {
         }
     }
 
-    /// Passes bytes one way; returns whether the connection must be reset. `passed`: the bytes of
-    /// both ways.
+    /// Passes bytes from one socket to the other until an end closes; returns whether the
+    /// connection must be reset. The state's impairment slows, stalls or cuts it meanwhile.
+    /// `passed`: the bytes of both ways.
     async fn pump(
         &self,
         mut from: &Async<TcpStream>,
@@ -194,8 +196,8 @@ impl Shared {
         passed: &AtomicUsize,
     ) -> bool {
         let mut buffer = vec![0; BUFFER_BYTES];
-        // The impairment, and what had passed when it was noticed.
-        let (mut begun, mut mark) = (0, 0);
+        // The number of the impairment, and the bytes that had passed when it was noticed.
+        let (mut number, mut bytes_before) = (0, 0);
         loop {
             let most = self.state.lock().pace(way).0;
             let read = match from.read(&mut buffer[..most]).await {
@@ -205,15 +207,15 @@ impl Shared {
             };
             self.until(|state| !state.stalls(way)).await;
             let state = *self.state.lock();
-            if state.begun != begun {
-                (begun, mark) = (state.begun, passed.load(Ordering::Relaxed));
+            if state.begun != number {
+                (number, bytes_before) = (state.begun, passed.load(Ordering::Relaxed));
             }
             let before = passed.fetch_add(read, Ordering::Relaxed);
-            let left = match state.impairment {
-                Some(Impairment::CutAfter(bytes)) => (mark + bytes).saturating_sub(before),
+            let allowed = match state.impairment {
+                Some(Impairment::CutAfter(bytes)) => (bytes_before + bytes).saturating_sub(before),
                 _ => usize::MAX,
             };
-            if to.write_all(&buffer[..read.min(left)]).await.is_err() || left < read {
+            if to.write_all(&buffer[..read.min(allowed)]).await.is_err() || allowed < read {
                 return true;
             }
             let pause = state.pace(way).1;

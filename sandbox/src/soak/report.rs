@@ -51,7 +51,7 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// The memory of a manager that has grown too much.
+    /// Returns the memory of a manager that has grown too much.
     pub fn excess(&self) -> Option<u64> {
         let most = self.first_bytes as f64 * GROWTH + SLACK_BYTES;
         self.last.iter().map(|(bytes, _)| *bytes).find(|bytes| *bytes as f64 > most)
@@ -59,7 +59,7 @@ impl MemoryReport {
 }
 
 impl SoakReport {
-    /// Whether nothing was found.
+    /// Returns whether nothing was found.
     pub fn is_sound(&self) -> bool {
         self.breaches.is_empty()
     }

@@ -50,6 +50,8 @@ pub struct Real {
 }
 
 impl Server {
+    /// Starts the embedded server, or a real API server with etcd, its webhook and the stand-ins.
+    ///
     /// `assets`: the folder with the programs of a real API server.
     pub async fn start(
         options: SandboxOptions,
@@ -112,7 +114,7 @@ impl Server {
         }
     }
 
-    /// The webhook of a real API server. The embedded one asks none.
+    /// Returns the webhook of a real API server. The embedded one asks none.
     pub fn webhook(&self) -> Option<&Webhook> {
         match self {
             Server::Embedded(_) => None,
@@ -120,7 +122,7 @@ impl Server {
         }
     }
 
-    /// Flags for managers beside this server.
+    /// Returns the flags for managers beside this server.
     pub fn manager_flags(&self) -> &'static [&'static str] {
         match self {
             Server::Embedded(_) => &[],
@@ -157,6 +159,7 @@ impl Server {
         Ok(path)
     }
 
+    /// Stops the API server and all that runs beside it, and waits for their ends.
     pub async fn stop(self) {
         let real = match self {
             Server::Embedded(cluster) => return cluster.stop().await,

@@ -78,7 +78,7 @@ impl Webhook {
         Denial(self.behavior.denials.clone())
     }
 
-    /// The next answers come after `delay`.
+    /// Delays the next `times` answers by `delay`.
     pub fn delay(&self, times: usize, delay: Duration) {
         *self.behavior.delayed_answers.lock() = (times, delay);
     }
@@ -89,6 +89,7 @@ impl Webhook {
     }
 }
 
+/// Returns a handler that answers each review as the behavior says, after its delay.
 fn handler(behavior: &Arc<Behavior>, clock: &SharedClock) -> Handler {
     let (behavior, clock) = (behavior.clone(), clock.clone());
     Arc::new(move |request| {
@@ -129,6 +130,8 @@ fn answer(review: &Value, denies: bool) -> Value {
     json!({ "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response })
 }
 
+/// Builds the configuration by which the API server calls this webhook for new pods of the soak's
+/// namespaces.
 fn configuration(url: &str, authority: &str) -> Value {
     let namespaces: Vec<String> = (0..NAMESPACES).map(namespace_name).collect();
     json!({

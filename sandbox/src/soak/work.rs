@@ -42,6 +42,7 @@ impl Administrator {
         Ok(self.create(&StorageClass::RESOURCE, "", &workload::class()).await?)
     }
 
+    /// Makes one change as an administrator does. A failure counts as a refusal, and is logged.
     pub async fn carry_out(&self, work: &Work) -> Outcome {
         let namespace = workload::namespace_name(work.namespace);
         match self.change(&namespace, &work.change).await {
@@ -96,7 +97,7 @@ impl Administrator {
                 let delete = if *at_once { delete.grace_period(0) } else { delete };
                 self.delete(&PODS_KIND, &key(&pod), delete).await
             }
-            Change::Own { owner, owners } => self.own(namespace, *owner, *owners).await,
+            Change::Own { owner, owners } => self.create_owned(namespace, *owner, *owners).await,
             Change::DeleteOwner(owner, propagation) => {
                 let key = key(&workload::owner_name(*owner, FIRST_OWNER));
                 self.delete(&CONFIG_MAPS, &key, with(*propagation)).await
@@ -158,7 +159,8 @@ impl Administrator {
         self.create(part.resource(), namespace, &part.object()).await
     }
 
-    async fn own(&self, namespace: &str, owner: u32, owners: u32) -> client::Result<()> {
+    /// Creates owners, and dependents that all of them own.
+    async fn create_owned(&self, namespace: &str, owner: u32, owners: u32) -> client::Result<()> {
         let maps = self.client.resource(&CONFIG_MAPS);
         let mut references = Vec::new();
         for nth in 0..owners {
@@ -176,7 +178,8 @@ impl Administrator {
         Ok(())
     }
 
-    /// The name of a pod that is not being deleted. `app`: its label, or empty.
+    /// Returns the name of the `nth` pod that is not being deleted, counted round and round. `app`:
+    /// its label, or empty.
     async fn pod(&self, namespace: &str, nth: usize, app: &str) -> client::Result<Option<String>> {
         let (pods, all) = (self.client.resource(&PODS_KIND), ListOptions::default());
         let pods = self.repeated(|| pods.list::<Value>(Some(namespace), &all)).await?;
@@ -192,7 +195,7 @@ impl Administrator {
         Ok(names.get(nth % names.len().max(1)).map(|name| (*name).to_owned()))
     }
 
-    /// An object that exists already is left as it is.
+    /// Creates an object. An object that exists already is left as it is.
     async fn create(
         &self,
         resource: &ResourceType,
@@ -249,7 +252,7 @@ fn with(propagation: Propagation) -> Delete {
     }
 }
 
-/// Whether a failure may be a fault of the plan.
+/// Returns whether a failure may be a fault of the plan.
 fn is_passing(error: &Error) -> bool {
     error.is_transport()
         || error.code().is_some_and(|code| code >= 500 || code == 429 || code == 410)

@@ -81,6 +81,7 @@ impl Part {
         Part::Tick,
     ];
 
+    /// Returns the type of the object that this part is.
     pub fn resource(self) -> &'static ResourceType {
         match self {
             Part::Web | Part::Api => &DEPLOYMENTS,
@@ -93,6 +94,7 @@ impl Part {
         }
     }
 
+    /// Returns the name of the object that this part is.
     pub fn name(self) -> &'static str {
         match self {
             Part::Web | Part::WebService | Part::Budget => "web",
@@ -104,7 +106,7 @@ impl Part {
         }
     }
 
-    /// The replicas at the beginning and in the end.
+    /// Returns the replicas at the beginning and in the end.
     pub fn replicas(self) -> Option<u32> {
         match self {
             Part::Web => Some(4),
@@ -113,7 +115,7 @@ impl Part {
         }
     }
 
-    /// The object at the beginning and in the end.
+    /// Builds the object as it is at the beginning and in the end.
     pub fn object(self) -> Value {
         let resource = self.resource();
         let name = self.name();
@@ -183,6 +185,7 @@ pub fn image(name: &str, version: u32) -> String {
     format!("{name}:{version}")
 }
 
+/// Builds the specification of a pod that ends fast, and leaves a dead node after a short time.
 pub fn pod_spec(container: &str, image: &str) -> Value {
     let tolerate = |key: &str| {
         json!({
@@ -213,6 +216,7 @@ pub struct JobShape {
     pub is_removed: bool,
 }
 
+/// Builds the specification of a Job of this shape.
 fn job_spec(shape: &JobShape) -> Value {
     let mut pod = pod_spec("main", "busybox:1");
     let code = u32::from(shape.fails);
@@ -242,11 +246,12 @@ pub fn job(number: u32, shape: &JobShape) -> Value {
     })
 }
 
-/// A ConfigMap that owns others.
+/// Returns a ConfigMap that owns others.
 pub fn owner_name(owner: u32, nth: u32) -> String {
     format!("owner-{owner}-{nth}")
 }
 
+/// Builds a ConfigMap that these others own, by name and uid.
 pub fn config_map(name: &str, owners: &[(String, String)]) -> Value {
     let references = owners.iter().map(|(name, uid)| {
         json!({
@@ -267,7 +272,7 @@ pub fn namespace(name: &str) -> Value {
     json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": name } })
 }
 
-/// The class of volumes that the nodes' driver makes.
+/// Returns the class of volumes that the nodes' driver makes.
 pub fn class() -> Value {
     json!({
         "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": { "name": CLASS },

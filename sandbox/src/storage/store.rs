@@ -29,7 +29,7 @@ pub struct Stored {
 }
 
 impl Stored {
-    /// `value` with its `metadata.resourceVersion` set to `version`.
+    /// Builds the stored form of `value`, with its `metadata.resourceVersion` set to `version`.
     pub fn new(mut value: Value, version: u64) -> Stored {
         value["metadata"]["resourceVersion"] = version.to_string().into();
         let bytes = serde_json::to_vec(&value).unwrap_or_default().into();
@@ -43,7 +43,7 @@ impl Stored {
         Stored { version, value, bytes, labels, protobuf: OnceLock::new() }
     }
 
-    /// The protobuf message, encoded on first use; empty for kinds without one.
+    /// Returns the protobuf message, encoded on first use; empty for kinds without one.
     pub fn protobuf(&self) -> Bytes {
         let text = |key: &str| self.value[key].as_str().unwrap_or_default();
         let write = || protobuf::message(text("apiVersion"), text("kind"), &self.value);
@@ -141,7 +141,7 @@ impl Store {
         self.state.lock()
     }
 
-    /// The version of the last write.
+    /// Returns the version of the last write.
     pub fn version(&self) -> u64 {
         self.lock().version
     }
@@ -150,18 +150,19 @@ impl Store {
         self.lock().tables.get(table)?.objects.get(key).cloned()
     }
 
-    /// The version of the last change to any of these tables; 0 when there was none.
+    /// Returns the version of the last change to any of these tables; 0 when there was none.
     pub fn changed_at(&self, tables: &[&str]) -> u64 {
         let state = self.lock();
         let newest = tables.iter().filter_map(|table| Some(state.tables.get(*table)?.newest));
         newest.max().unwrap_or(0)
     }
 
-    /// How many objects a table holds.
+    /// Returns how many objects a table holds.
     pub fn len(&self, table: &str) -> usize {
         self.lock().tables.get(table).map_or(0, |table| table.objects.len())
     }
 
+    /// Stores a new object under the next version, and wakes the table's watches.
     pub fn create(&self, table: &str, key: &str, value: Value) -> Result<Arc<Stored>, StoreError> {
         let mut state = self.lock();
         let version = state.version + 1;
@@ -244,8 +245,9 @@ impl Store {
         }
     }
 
-    /// Objects whose key starts with `prefix` and follows `after`, in the order of their keys:
-    /// those that `keep` accepts, at most `limit` of them. `at`: as they were at that version.
+    /// Lists the objects whose key starts with `prefix` and follows `after`, in the order of their
+    /// keys: those that `keep` accepts, at most `limit` of them. `at`: as they were at that
+    /// version.
     pub fn list(
         &self,
         table: &str,
@@ -283,8 +285,8 @@ impl Store {
         Ok(Page { version, items, rest })
     }
 
-    /// At most `limit` changes of `table` after version `after`. A `running` watch is not affected
-    /// by the compaction of changes that it has already seen.
+    /// Returns at most `limit` changes of `table` after version `after`. A `running` watch is not
+    /// affected by the compaction of changes that it has already seen.
     pub fn changes(
         &self,
         table: &str,
@@ -352,6 +354,7 @@ impl Store {
 }
 
 impl State {
+    /// Drops the history of all tables, so that watches of older versions fail.
     fn compact(&mut self) {
         // Watches at the newest version lose nothing, so the version is advanced first.
         self.version += 1;
@@ -374,6 +377,7 @@ impl Table {
         }
     }
 
+    /// Adds a change to the history, drops the oldest ones beyond `window`, and wakes the watches.
     fn record(&mut self, change: Change, window: usize) {
         self.newest = change.version;
         self.history.push_back(change);
@@ -386,6 +390,8 @@ impl Table {
         self.changed.notify(usize::MAX);
     }
 
+    /// Lists the objects below `prefix` after the key `after`, as they were at `version`. Errors:
+    /// the changes since that version have been compacted.
     fn range(
         &self,
         prefix: &str,

@@ -13,12 +13,12 @@ use crate::types::schemas::reference;
 use crate::types::shape::{Schemas, Shape};
 use kube_controller_manager::objects::Quantity;
 
-/// The last part of a type's name, when `schema` refers to one.
+/// Returns the last part of a type's name, when `schema` refers to one.
 fn type_name(schema: &Value) -> Option<&str> {
     reference(schema)?.rsplit('.').next()
 }
 
-/// A schema's type as Go would print it.
+/// Formats a schema's type as Go would print it.
 fn go_type(schema: &Value) -> String {
     if let Some(name) = reference(schema) {
         let mut parts = name.rsplit('.');
@@ -50,14 +50,14 @@ impl Found {
         self.duplicate.len() + self.unknown.len()
     }
 
-    /// The paths of the members that the types don't know.
+    /// Returns the paths of the members that the types don't know.
     pub fn unknown(&self) -> impl Iterator<Item = &str> {
         self.unknown.iter().map(|(_, fault)| {
             fault.strip_prefix("unknown field ").unwrap_or(fault).trim_matches('"')
         })
     }
 
-    /// The faults in the order of the body; for custom kinds duplicates come first.
+    /// Lists the faults in the order of the body; for custom kinds duplicates come first.
     pub fn faults(mut self, custom: bool) -> Vec<String> {
         let from = self.duplicate.len();
         self.duplicate.append(&mut self.unknown);
@@ -89,7 +89,7 @@ enum Step<'p> {
 }
 
 impl Place<'_> {
-    /// `spec.containers[0].image`, or without the numbers.
+    /// Formats the path of a place, such as `spec.containers[0].image`, or without the numbers.
     fn path(&self, numbers: bool) -> String {
         let mut path = self.before.map(|before| before.path(numbers)).unwrap_or_default();
         match self.step {
@@ -151,6 +151,8 @@ impl Reader<'_, '_, '_> {
         ));
     }
 
+    /// Accepts a number; records it as unexpected where the schema wants another type, an integer,
+    /// or one of 32 bits.
     fn number(mut self, number: Value) -> Value {
         let own = match self.shape {
             Shape::Typed { schema, .. } => Some(schema),
@@ -166,6 +168,7 @@ impl Reader<'_, '_, '_> {
         number
     }
 
+    /// Records a mismatch if a string does not fit its schema: a quantity, base64 or a time.
     fn check_text(&mut self, text: &str) {
         if self.place.schema.and_then(type_name) == Some("Quantity")
             && let Err(error) = text.parse::<Quantity>()

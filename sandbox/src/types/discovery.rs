@@ -17,8 +17,9 @@ struct Sub {
 
 const READ_WRITE: &[&str] = &["get", "patch", "update"];
 
+/// Lists the subresources of a kind with their kinds and verbs, sorted by name.
 fn subresources(kind: &Kind) -> Vec<Sub> {
-    let own = || ("", "", kind.resource.kind.to_string());
+    let same_kind = || ("", "", kind.resource.kind.to_string());
     let mut subs: Vec<Sub> = kind
         .subresources
         .iter()
@@ -32,8 +33,8 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
                 Subresource::Token => {
                     (("authentication.k8s.io", "v1", "TokenRequest".to_owned()), &["create"])
                 }
-                Subresource::Finalize => (own(), &["update"]),
-                Subresource::Log => (own(), &["get"]),
+                Subresource::Finalize => (same_kind(), &["update"]),
+                Subresource::Log => (same_kind(), &["get"]),
                 Subresource::Connect(what) => {
                     let of = match *what {
                         "attach" => "Attach",
@@ -50,7 +51,7 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
                 Subresource::Status
                 | Subresource::Approval
                 | Subresource::EphemeralContainers
-                | Subresource::Resize => (own(), READ_WRITE),
+                | Subresource::Resize => (same_kind(), READ_WRITE),
             };
             Sub { name: sub.name(), kind, verbs }
         })
@@ -59,7 +60,7 @@ fn subresources(kind: &Kind) -> Vec<Sub> {
     subs
 }
 
-/// The answer to `/api`.
+/// Returns the answer to `/api`.
 pub fn api_versions() -> Value {
     json!({
         "kind": "APIVersions", "versions": ["v1"],
@@ -67,7 +68,8 @@ pub fn api_versions() -> Value {
     })
 }
 
-/// The groups but for the core one, each with its versions, in order of their first appearance.
+/// Lists the groups but for the core one, each with its versions, in order of their first
+/// appearance.
 fn groups(kinds: &[Arc<Kind>]) -> Vec<(String, Vec<String>)> {
     let mut groups: Vec<(String, Vec<String>)> = Vec::new();
     for kind in kinds.iter().filter(|kind| !kind.resource.group.is_empty()) {
@@ -84,8 +86,8 @@ fn groups(kinds: &[Arc<Kind>]) -> Vec<(String, Vec<String>)> {
     groups
 }
 
-/// How a version ranks: v2 before v1 before v1beta2 before v1alpha1 before other names.
-/// Upstream: `version.CompareKubeAwareVersionStrings`.
+/// Ranks a version: v2 before v1 before v1beta2 before v1alpha1 before other names. Upstream:
+/// `version.CompareKubeAwareVersionStrings`.
 fn priority(version: &str) -> (u8, u32, u32) {
     let parse = || {
         let rest = version.strip_prefix('v')?;
@@ -112,14 +114,14 @@ fn api_group(name: &str, versions: &[String]) -> Value {
     })
 }
 
-/// The answer to `/apis`.
+/// Returns the answer to `/apis`.
 pub fn api_groups(kinds: &[Arc<Kind>]) -> Value {
     let groups: Vec<Value> =
         groups(kinds).iter().map(|(name, versions)| api_group(name, versions)).collect();
     json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
 }
 
-/// The answer to `/apis/GROUP`; null when the group is not served.
+/// Returns the answer to `/apis/GROUP`; null when the group is not served.
 pub fn group(kinds: &[Arc<Kind>], name: &str) -> Value {
     let Some((_, versions)) = groups(kinds).into_iter().find(|(group, _)| group == name) else {
         return Value::Null;
@@ -130,6 +132,7 @@ pub fn group(kinds: &[Arc<Kind>], name: &str) -> Value {
     group
 }
 
+/// Returns the kinds of this version of this group.
 fn of_version<'a>(
     kinds: &'a [Arc<Kind>],
     group: &'a str,
@@ -141,7 +144,7 @@ fn of_version<'a>(
         .filter(move |kind| kind.resource.group == group && kind.resource.version == version)
 }
 
-/// The answer to `/api/v1` and `/apis/GROUP/VERSION`; null when the version is not served.
+/// Builds the answer to `/api/v1` and `/apis/GROUP/VERSION`; null when the version is not served.
 pub fn resources_legacy(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     let mut resources = Vec::new();
     for kind in of_version(kinds, group, version) {
@@ -180,7 +183,7 @@ pub fn resources_legacy(kinds: &[Arc<Kind>], group: &str, version: &str) -> Valu
     })
 }
 
-/// The aggregated answer (`APIGroupDiscoveryList`) to `/api` (`core`) or `/apis`.
+/// Builds the aggregated answer (`APIGroupDiscoveryList`) to `/api` (`core`) or `/apis`.
 pub fn aggregated(kinds: &[Arc<Kind>], core: bool) -> Value {
     let groups = match core {
         true => vec![(String::new(), vec!["v1".to_owned()])],
@@ -231,7 +234,7 @@ pub fn add_service(groups: &mut Value, service: &Value, resources: Option<&Value
     }
 }
 
-/// The resources of a legacy list in the aggregated form. Upstream:
+/// Converts the resources of a legacy list to the aggregated form. Upstream:
 /// `endpoints/discovery/aggregated.ConvertGroupVersionIntoToDiscovery`.
 fn aggregated_resources(list: &Value) -> Vec<Value> {
     let resources = list["resources"].as_array();
@@ -287,7 +290,7 @@ pub fn add_group_of(document: &mut Value, service: &Value) {
     }
 }
 
-/// The answer to `/apis/GROUP` for a group of other servers.
+/// Builds the answer to `/apis/GROUP` for a group of other servers.
 pub fn group_of<'a>(services: impl Iterator<Item = &'a Value>, path: &str) -> Option<Value> {
     let name = path.trim_end_matches('/').strip_prefix("/apis/")?;
     let own = services.filter(|service| service["spec"]["group"] == name);
@@ -303,9 +306,10 @@ pub fn group_of<'a>(services: impl Iterator<Item = &'a Value>, path: &str) -> Op
     Some(group)
 }
 
+/// Builds the entry of a kind in the aggregated form, with its subresources.
 fn aggregated_resource(kind: &Kind) -> Value {
     let resource = &kind.resource;
-    let own = |group: &str, version: &str, name: &str| {
+    let response_kind = |group: &str, version: &str, name: &str| {
         // Custom kinds name theirs in full, built-in ones leave group and version out.
         let (group, version) = match (kind.is_custom(), group) {
             (true, "") => (resource.group.as_ref(), resource.version.as_ref()),
@@ -314,7 +318,7 @@ fn aggregated_resource(kind: &Kind) -> Value {
         json!({ "group": group, "version": version, "kind": name })
     };
     let mut entry = json!({
-        "resource": resource.plural, "responseKind": own("", "", &resource.kind),
+        "resource": resource.plural, "responseKind": response_kind("", "", &resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": kind.singular, "verbs": kind.verbs(),
     });
@@ -328,7 +332,7 @@ fn aggregated_resource(kind: &Kind) -> Value {
         .map(|sub| {
             let (group, version, name) = sub.kind;
             json!({
-                "subresource": sub.name, "responseKind": own(group, version, &name),
+                "subresource": sub.name, "responseKind": response_kind(group, version, &name),
                 "verbs": sub.verbs,
             })
         })

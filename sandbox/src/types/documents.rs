@@ -10,7 +10,7 @@ use crate::kinds::Kind;
 /// The version of Kubernetes that this server claims to be.
 pub const VERSION: &str = "v1.36.2";
 
-/// Discovery; `None` when nothing is at `path`.
+/// Builds the discovery document at `path`, if there is one.
 pub fn discovery(kinds: &[Arc<Kind>], path: &str, aggregated: bool) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let document = match parts.as_slice() {
@@ -26,11 +26,11 @@ pub fn discovery(kinds: &[Arc<Kind>], path: &str, aggregated: bool) -> Option<Va
     (!document.is_null()).then_some(document)
 }
 
-/// OpenAPI; `None` when nothing is at `path`.
+/// Builds the OpenAPI document at `path`, if there is one.
 pub fn openapi(kinds: &[Arc<Kind>], path: &str) -> Option<Value> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let document = match parts.as_slice() {
-        ["openapi", "v2"] => openapi::v2(kinds),
+        ["openapi", "v2"] => openapi::v2(),
         ["openapi", "v3"] => openapi::v3_index(kinds),
         ["openapi", "v3", "api", version] => openapi::v3_document(kinds, "", version),
         ["openapi", "v3", "apis", group, version] => openapi::v3_document(kinds, group, version),
@@ -39,8 +39,8 @@ pub fn openapi(kinds: &[Arc<Kind>], path: &str) -> Option<Value> {
     (!document.is_null()).then_some(document)
 }
 
-/// `/openapi/v2` as the protobuf that older clients insist on: a `openapi.v2.Document` with its
-/// version and info, no paths and no definitions. Such clients then skip what they do not find.
+/// Encodes `/openapi/v2` as the protobuf that older clients insist on: a `openapi.v2.Document` with
+/// its version and info, no paths and no definitions. Such clients then skip what they do not find.
 pub fn openapi_v2_protobuf() -> Vec<u8> {
     let field = |number: u8, bytes: &[u8]| {
         // Every part is shorter than 128 bytes, so a length is one byte.
@@ -52,7 +52,7 @@ pub fn openapi_v2_protobuf() -> Vec<u8> {
     [field(1, b"2.0"), field(2, &info), field(8, b""), field(9, b"")].concat()
 }
 
-/// The paths that are served.
+/// Builds the answer to `/`: the paths that are served.
 fn root(kinds: &[Arc<Kind>]) -> Value {
     let mut paths: Vec<String> = [
         "/api",

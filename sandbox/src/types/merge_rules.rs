@@ -9,8 +9,8 @@ pub struct MergeRule {
     pub key: &'static str,
 }
 
-/// The rule of a field of a type (`io.k8s.api.core.v1.PodSpec`); none: lists are replaced, objects
-/// merged.
+/// Returns the rule of a field of a type (`io.k8s.api.core.v1.PodSpec`). `None`: lists are
+/// replaced, objects merged.
 pub fn merge_rule(type_name: &str, field: &str) -> Option<MergeRule> {
     let short = ["io.k8s.api.", "io.k8s.apimachinery.pkg.apis."]
         .into_iter()

@@ -10,13 +10,13 @@ use crate::types::schemas::{Definitions, SCHEMAS, builtin_group, gvk, types_of};
 
 const OBJECT_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// `api/v1`, `apis/apps/v1`: the key of a document in the index, and its path.
+/// Returns the key of a document in the index, which is also its path: `api/v1`, `apis/apps/v1`.
 fn document_path(group: &str, version: &str) -> String {
     if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
 }
 
-/// The answer to `/openapi/v3`: where each group version's document is. The hash changes with the
-/// kinds, so that clients may keep what they have.
+/// Builds the answer to `/openapi/v3`: where each group version's document is. The hash changes
+/// with the kinds, so that clients may keep what they have.
 pub fn v3_index(kinds: &[Arc<Kind>]) -> Value {
     use sha2::{Digest as _, Sha256};
     let mut hashes: HashMap<String, Sha256> = HashMap::new();
@@ -39,7 +39,7 @@ pub fn v3_index(kinds: &[Arc<Kind>]) -> Value {
     json!({ "paths": paths })
 }
 
-/// The answer to `/openapi/v3/apis/GROUP/VERSION`; null when the version is not served.
+/// Builds the answer to `/openapi/v3/apis/GROUP/VERSION`; null when the version is not served.
 pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     let mut paths = Map::new();
     let mut schemas = Definitions::new();
@@ -79,7 +79,7 @@ pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
     })
 }
 
-/// `io.x.v1.Foo` for the group `x.io`.
+/// Returns the name of a custom kind's schema: `io.x.v1.Foo` for the group `x.io`.
 fn custom_name(kind: &Kind) -> String {
     let group: Vec<&str> = kind.resource.group.rsplit('.').collect();
     format!("{}.{}.{}", group.join("."), kind.resource.version, kind.resource.kind)
@@ -133,7 +133,7 @@ fn complete_embedded(schema: &mut Value) {
     }
 }
 
-/// The paths of a resource: kubectl reads from it the parameters of writes and the supported
+/// Adds the paths of a resource: kubectl reads from them the parameters of writes and the supported
 /// patches.
 fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     let resource = &kind.resource;
@@ -191,8 +191,9 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     );
 }
 
-/// The answer to `/openapi/v2`: no types, so that clients use what they know themselves.
-pub fn v2(_kinds: &[Arc<Kind>]) -> Value {
+/// Answers `/openapi/v2` with a document without types: clients then use the types that they have
+/// built in.
+pub fn v2() -> Value {
     json!({
         "swagger": "2.0", "info": { "title": "Kubernetes", "version": "v1.36.2" }, "paths": {},
         "definitions": {},

@@ -17,8 +17,8 @@ macro_rules! roots {
     };
 }
 
-/// Adds a built-in kind and everything it refers to; returns its name. `None` for a kind without a
-/// schema.
+/// Adds the schema of a built-in kind, and of everything it refers to, to the generator. Returns
+/// its name; `None` for a kind without a schema.
 pub fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<String> {
     use api::admissionregistration::v1 as admission;
     roots!(generator, group, kind;

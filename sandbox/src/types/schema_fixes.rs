@@ -45,6 +45,8 @@ pub fn convert(schema: &mut Value) {
 /// field `-` is the type itself), `field:value,...` for the values that a field may have.
 pub const FIELDS: &str = include_str!("fields.txt");
 
+/// Returns the entries of [`FIELDS`] for this type. The table names a type by the part after
+/// `.apis.` or `io.k8s.api.`.
 fn fields(type_name: &str) -> impl Iterator<Item = &'static str> {
     static TABLE: OnceLock<HashMap<&'static str, &'static str>> = OnceLock::new();
     let table =
@@ -93,7 +95,7 @@ pub fn extend(type_name: &str, schema: &mut Value) {
     }
 }
 
-/// Makes members optional that the API does not require, though the types do.
+/// Makes members optional that the types require, though the API does not.
 pub fn relax(type_name: &str, schema: &mut Value) {
     const ANY: [&str; 4] =
         ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];

@@ -27,7 +27,7 @@ impl Types {
         self.definitions.get(type_name)
     }
 
-    /// The type of a field, or of the items or values of one; `None` for plain values.
+    /// Returns the type of a field, or of the items or values of one; `None` for plain values.
     pub fn field(&self, type_name: &str, field: &str) -> Option<&str> {
         let schema = self.definitions.get(type_name)?.get("properties")?.get(field)?;
         [Some(schema), schema.get("items"), schema.get("additionalProperties")]
@@ -37,7 +37,7 @@ impl Types {
     }
 }
 
-/// The name to which a schema refers, directly or in its `allOf`.
+/// Returns the name to which a schema refers, directly or in its `allOf`.
 pub fn reference(schema: &Value) -> Option<&str> {
     let direct = schema.get("$ref").or_else(|| schema.get("allOf")?.get(0)?.get("$ref"));
     direct?.as_str()?.strip_prefix(SCHEMAS)
@@ -49,7 +49,8 @@ pub struct Group {
     roots: HashMap<(String, String), String>,
 }
 
-/// How a kind's type is found: by its group, with the version where there are two, and its kind.
+/// Returns how a kind's type is found: by its group, with the version where there are two, and its
+/// kind.
 fn root_key(kind: &Kind) -> (String, String) {
     let resource = &kind.resource;
     let group = match (&*resource.group, &*resource.version) {
@@ -59,6 +60,8 @@ fn root_key(kind: &Kind) -> (String, String) {
     (group.to_owned(), resource.kind.to_string())
 }
 
+/// Returns the schemas of all built-in kinds of a group. They are generated at the first call, and
+/// kept.
 pub fn builtin_group(name: &str) -> Arc<Group> {
     static GROUPS: OnceLock<Mutex<HashMap<String, Arc<Group>>>> = OnceLock::new();
     let groups = GROUPS.get_or_init(Mutex::default);
@@ -99,14 +102,14 @@ pub fn builtin_group(name: &str) -> Arc<Group> {
     group
 }
 
-/// The types that a strategic merge patch of a built-in kind walks.
+/// Returns the types that a strategic merge patch of a built-in kind walks.
 pub fn types_of(kind: &Kind) -> Arc<Types> {
     let group = builtin_group(&kind.resource.group);
     let root = group.roots.get(&root_key(kind)).cloned().unwrap_or_default();
     Arc::new(Types { root, definitions: group.definitions.clone() })
 }
 
-/// The types of the metadata that every kind has; no root.
+/// Returns the types of the metadata that every kind has; no root.
 pub fn meta_types() -> Arc<Types> {
     let group = builtin_group("coordination.k8s.io");
     Arc::new(Types { root: String::new(), definitions: group.definitions.clone() })

@@ -25,7 +25,7 @@ impl<'a> Shape<'a> {
         types.schema(name).map_or(Shape::Open, |schema| Shape::Typed { types, schema })
     }
 
-    /// The shape of a member; `None` when it does not exist.
+    /// Returns the shape of a member; `None` when it does not exist.
     pub fn member(self, key: &str) -> Option<Shape<'a>> {
         match self {
             Shape::Open => Some(Shape::Open),
@@ -62,6 +62,7 @@ impl<'a> Shape<'a> {
         }
     }
 
+    /// Returns the shape of the items of a list of this shape.
     pub fn item(self) -> Shape<'a> {
         match self {
             Shape::Open => Shape::Open,
@@ -79,7 +80,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// The type itself, in place of a reference to it.
+    /// Returns the type itself, in place of a reference to it.
     fn resolved(self) -> Shape<'a> {
         match self {
             Shape::Typed { types, schema } => match reference(schema) {
@@ -97,7 +98,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether a member is one that the type names, not a key of a map.
+    /// Returns whether a member is one that the type names, not a key of a map.
     pub fn names(self, key: &str) -> bool {
         let of_resource = matches!(self, Shape::Custom { resource: true, .. })
             && matches!(key, "apiVersion" | "kind" | "metadata");
@@ -105,12 +106,12 @@ impl<'a> Shape<'a> {
         of_resource || properties.is_some_and(|properties| properties.get(key).is_some())
     }
 
-    /// Whether an object of this shape has one owner as a whole.
+    /// Returns whether an object of this shape has one owner as a whole.
     pub fn is_atomic(self) -> bool {
         self.schema().is_some_and(|schema| schema["x-kubernetes-map-type"] == "atomic")
     }
 
-    /// How the items of a list of this shape are identified.
+    /// Returns how the items of a list of this shape are identified.
     pub fn items(self) -> Items<'a> {
         let Some(schema) = self.schema() else { return Items::Atomic };
         match schema["x-kubernetes-list-type"].as_str() {
@@ -123,7 +124,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// The default of a key of a list's item.
+    /// Returns the default of a key of a list's item.
     pub fn key_default(self, key: &str) -> Value {
         let own = self.schema().and_then(|schema| schema["properties"][key].get("default"));
         match own {
@@ -158,7 +159,7 @@ impl<'a> Schemas<'a> {
         Schemas { kind, types }
     }
 
-    /// The shape of a whole object.
+    /// Returns the shape of a whole object.
     pub fn root(&self) -> Shape<'_> {
         match &self.kind.schema {
             Some(schema) => Shape::Custom { meta: &self.types, schema, resource: true },

@@ -82,7 +82,8 @@ impl Workers {
         self.change(&uid, |worker| worker.update(pod, reason)).unwrap_or(false)
     }
 
-    /// A pod was not admitted: what runs of it ends, and it stays finished while its source has it.
+    /// Gives a pod that was not admitted a worker that ends what runs of it; the worker stays
+    /// finished while the pod's source has it.
     pub fn reject(&mut self, pod: &Arc<Pod>) {
         let worker = || Worker::Pod(PodWorker::rejected(pod));
         self.workers.entry(pod.uid()).or_insert_with(worker);
@@ -206,8 +207,8 @@ impl Workers {
         self.pod(uid).is_some_and(PodWorker::is_finished)
     }
 
-    /// The number of pods by phase, whether a source still has them, and whether they are static:
-    /// the labels of upstream's metric. `is_desired`: whether a source has the pod of this uid.
+    /// Counts the pods by phase, whether a source still has them, and whether they are static: the
+    /// labels of upstream's metric. `is_desired`: whether a source has the pod of this uid.
     /// Upstream: the summary of `HandlePodCleanups`.
     pub fn counts(&self, is_desired: &dyn Fn(&str) -> bool) -> BTreeMap<[&'static str; 3], usize> {
         let configs = [("desired", ""), ("desired", "true"), ("orphan", ""), ("orphan", "true")];

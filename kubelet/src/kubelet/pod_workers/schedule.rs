@@ -17,7 +17,7 @@ pub(super) enum Schedule {
 }
 
 impl Schedule {
-    /// Something has changed.
+    /// Makes the work due now, or due again after the one that is done now.
     pub(super) fn request(&mut self) {
         match self {
             Schedule::Working { again } => *again = true,
@@ -38,7 +38,7 @@ impl Schedule {
         is_due
     }
 
-    /// The next schedule for the same work, which has ended so at the time `now`.
+    /// Returns the next schedule for the same work, which has ended so at the time `now`.
     pub(super) fn again(self, outcome: Outcome, now: Duration) -> Schedule {
         match (self, outcome) {
             (Schedule::Working { again: false }, Outcome::Done(delay) | Outcome::Failed(delay)) => {
@@ -52,7 +52,7 @@ impl Schedule {
         matches!(self, Schedule::Working { .. })
     }
 
-    /// `None`: it waits for no time.
+    /// Returns the time for which the work waits. `None`: it waits for none.
     pub(super) fn time(self) -> Option<Duration> {
         match self {
             Schedule::At(at) => Some(at),

@@ -14,7 +14,7 @@ pub(super) struct StaticPods {
 }
 
 impl StaticPods {
-    /// A new pod waits until it may start.
+    /// Adds a new pod to those that wait until they may start.
     pub(super) fn wait(&mut self, name: &str, uid: Uid) {
         self.waiting.entry(name.to_owned()).or_default().push_back(uid);
     }
@@ -37,7 +37,7 @@ impl StaticPods {
         true
     }
 
-    /// The pod neither runs nor waits any more.
+    /// Forgets a pod that neither runs nor waits any more.
     pub(super) fn remove(&mut self, name: &str, uid: &str) {
         if self.started.get(name).is_some_and(|started| **started == *uid) {
             self.started.remove(name);

@@ -46,7 +46,8 @@ enum Phase {
 }
 
 impl Phase {
-    /// `None`: it waits for other pods, or for the end of its sync, or has no work any more.
+    /// Returns the schedule of the phase's work. `None`: it waits for other pods, or for the end of
+    /// its sync, or has no work any more.
     fn schedule(mut self) -> Option<Schedule> {
         self.schedule_mut().copied()
     }
@@ -60,7 +61,8 @@ impl Phase {
         }
     }
 
-    /// `None`: the pod does not have to end.
+    /// Returns the mark that a source has added the pod again. `None`: the pod does not have to
+    /// end.
     fn is_recreated_mut(&mut self) -> Option<&mut bool> {
         match self {
             Phase::WaitingToStart | Phase::Syncing(_) => None,
@@ -71,12 +73,12 @@ impl Phase {
         }
     }
 
-    /// Whether a source has added the pod again since it has to end.
+    /// Returns whether a source has added the pod again since it has to end.
     fn is_recreated(mut self) -> bool {
         self.is_recreated_mut().copied().unwrap_or(false)
     }
 
-    /// The grace with which the pod's containers have to end.
+    /// Returns the grace with which the pod's containers have to end.
     fn grace(self) -> Option<i64> {
         match self {
             Phase::StoppingSync { grace, .. } | Phase::Terminating { grace, .. } => Some(grace),
@@ -95,7 +97,7 @@ impl PodWorker {
         PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
     }
 
-    /// The worker of a pod that does not start: an earlier kubelet may have started it.
+    /// Returns the worker of a pod that does not start: an earlier kubelet may have started it.
     pub(super) fn rejected(pod: &Arc<Pod>) -> PodWorker {
         let (grace, is_recreated) = (effective_grace(None, pod), false);
         let phase = Phase::Terminating { grace, is_recreated, schedule: Schedule::Now };
@@ -110,8 +112,8 @@ impl PodWorker {
         &self.full_name
     }
 
-    /// The pod's source has changed it. Returns whether the work that is done now has to be
-    /// cancelled.
+    /// Takes the pod as its source has changed it. Returns whether the work that is done now has to
+    /// be cancelled.
     pub(super) fn update(&mut self, pod: &Arc<Pod>, reason: Reason) -> bool {
         if reason == Reason::Create
             && let Some(is_recreated) = self.phase.is_recreated_mut()
@@ -132,21 +134,21 @@ impl PodWorker {
         false
     }
 
-    /// Something about the pod has changed.
+    /// Requests another sync, as something about the pod has changed.
     fn request(&mut self) {
         if let Some(schedule) = self.phase.schedule_mut() {
             schedule.request();
         }
     }
 
-    /// The pod has to end, with the grace of its definition. Returns whether the work that is done
-    /// now has to be cancelled.
+    /// Begins to end the pod, with the grace of its definition. Returns whether the work that is
+    /// done now has to be cancelled.
     pub(super) fn terminate(&mut self) -> bool {
         self.terminate_within(effective_grace(self.phase.grace(), &self.pod))
     }
 
-    /// The pod has to end, with this grace at most. Returns whether the work that is done now has
-    /// to be cancelled.
+    /// Begins to end the pod, with this grace at most. Returns whether the work that is done now
+    /// has to be cancelled.
     pub(super) fn terminate_within(&mut self, grace: i64) -> bool {
         let before = self.phase.grace();
         let grace = before.map_or(grace, |before| before.min(grace)).max(1);
@@ -202,7 +204,8 @@ impl PodWorker {
         }
     }
 
-    /// Ends the work that was begun.
+    /// Moves the pod to the phase that follows a finished piece of work, or schedules the same work
+    /// again.
     pub(super) fn done(&mut self, outcome: Outcome, now: Duration) {
         self.phase = match (self.phase, outcome) {
             (Phase::StoppingSync { grace, is_recreated }, _) => {
@@ -227,37 +230,37 @@ impl PodWorker {
         };
     }
 
-    /// Whether the pod may only start when no other one with its name runs.
+    /// Returns whether the pod may only start when no other one with its name runs.
     pub(super) fn is_waiting_for_name(&self) -> bool {
         matches!(self.phase, Phase::WaitingToStart) && self.pod.is_static()
     }
 
-    /// Whether the pod runs.
+    /// Returns whether the pod runs.
     pub(super) fn is_syncing(&self) -> bool {
         matches!(self.phase, Phase::Syncing(_))
     }
 
-    /// Whether the pod has to end, or has ended.
+    /// Returns whether the pod has to end, or has ended.
     pub(super) fn is_terminating(&self) -> bool {
         !matches!(self.phase, Phase::WaitingToStart | Phase::Syncing(_))
     }
 
-    /// Whether the pod's containers have ended for good.
+    /// Returns whether the pod's containers have ended for good.
     pub(super) fn is_terminated(&self) -> bool {
         matches!(self.phase, Phase::Terminated { .. } | Phase::Finished { .. })
     }
 
-    /// Whether the pod holds nothing any more.
+    /// Returns whether the pod holds nothing any more.
     pub(super) fn is_finished(&self) -> bool {
         matches!(self.phase, Phase::Finished { .. })
     }
 
-    /// Whether a source has added the pod again since it has to end.
+    /// Returns whether a source has added the pod again since it has to end.
     pub(super) fn is_recreated(&self) -> bool {
         self.phase.is_recreated()
     }
 
-    /// The phase in upstream's metric.
+    /// Returns the phase in upstream's metric.
     pub(super) fn phase_label(&self) -> &'static str {
         match self.phase {
             Phase::WaitingToStart | Phase::Syncing(_) => "sync",
@@ -276,7 +279,7 @@ pub(super) enum Worker {
 }
 
 impl Worker {
-    /// `None`: an orphan.
+    /// Returns the worker of a pod. `None`: an orphan.
     pub(super) fn pod(&self) -> Option<&PodWorker> {
         match self {
             Worker::Orphan(_) => None,
@@ -291,7 +294,7 @@ impl Worker {
         }
     }
 
-    /// `None`: it has no work by itself.
+    /// Returns the schedule of the work. `None`: it has no work by itself.
     pub(super) fn schedule(&self) -> Option<Schedule> {
         match self {
             Worker::Orphan(schedule) => Some(*schedule),
@@ -299,7 +302,7 @@ impl Worker {
         }
     }
 
-    /// Something about the pod has changed.
+    /// Requests more work, as something about the pod has changed.
     pub(super) fn request(&mut self) {
         match self {
             Worker::Orphan(schedule) => schedule.request(),
@@ -316,7 +319,7 @@ impl Worker {
     }
 }
 
-/// The grace period can only decrease, and is at least a second.
+/// Returns the grace period of a pod in seconds, which can only decrease and is at least one.
 /// Upstream: `calculateEffectiveGracePeriod`.
 fn effective_grace(before: Option<i64>, pod: &Pod) -> i64 {
     let own = pod.metadata.deletion_grace_period_seconds;

@@ -64,7 +64,8 @@ impl Kubelet {
         }
     }
 
-    /// The label of the work in upstream's metric. The delay of a pod's first sync is observed.
+    /// Returns the label of the work in upstream's metric. The delay of a pod's first sync is
+    /// observed.
     fn operation(&self, uid: &Uid, work: &Work, begin: Duration) -> &'static str {
         match work {
             Work::Sync(_) if self.store.status(uid).is_none() => {
@@ -79,7 +80,7 @@ impl Kubelet {
     }
 }
 
-/// Up to half as long again.
+/// Returns the period with up to half of it added at random.
 fn jittered(period: Duration) -> Duration {
     period.mul_f64(1.0 + 0.5 * fastrand::f64())
 }

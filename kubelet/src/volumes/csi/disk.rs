@@ -18,12 +18,12 @@ pub(in crate::volumes) const FOLDER: &str = "kubernetes.io~csi";
 pub(super) const UPSTREAMS_DEVICES: &str = "dev";
 
 impl Folders {
-    /// Where the plugin keeps what it knows of volumes.
+    /// Returns where the plugin keeps what it knows of volumes.
     pub(in crate::volumes) fn csi(&self) -> PathBuf {
         self.root.join("plugins/kubernetes.io/csi")
     }
 
-    /// The folder of a staged volume of files, which has its data and its `globalmount`.
+    /// Returns the folder of a staged volume of files, which has its data and its `globalmount`.
     pub(in crate::volumes) fn staged(&self, driver: &str, handle: &str) -> PathBuf {
         self.csi().join(driver).join(csi::sha256(&[handle]))
     }
@@ -32,27 +32,27 @@ impl Folders {
         self.csi().join("volumeDevices")
     }
 
-    /// Where a volume of blocks is staged.
+    /// Returns where a volume of blocks is staged.
     pub(in crate::volumes) fn staged_block(&self, volume: &str) -> PathBuf {
         self.block_devices().join("staging").join(volume)
     }
 
-    /// The folder of what is known of a volume of blocks.
+    /// Returns the folder of what is known of a volume of blocks.
     pub(in crate::volumes) fn block_data(&self, volume: &str) -> PathBuf {
         self.block_devices().join(volume).join("data")
     }
 
-    /// Where a volume of blocks is published for a pod.
+    /// Returns where a volume of blocks is published for a pod.
     pub(in crate::volumes) fn published_block(&self, volume: &str, uid: &Uid) -> PathBuf {
         self.block_devices().join("publish").join(volume).join(&**uid)
     }
 
-    /// The link to a pod's volume of blocks.
+    /// Returns the link to a pod's volume of blocks.
     pub(in crate::volumes) fn device_link(&self, uid: &Uid, kind: &str, volume: &str) -> PathBuf {
         self.pod(uid).join("volumeDevices").join(kind).join(volume)
     }
 
-    /// The folder of a pod's volume of files, which has its data and its `mount`.
+    /// Returns the folder of a pod's volume of files, which has its data and its `mount`.
     pub(in crate::volumes) fn published(&self, uid: &Uid, volume: &str) -> PathBuf {
         self.pod(uid).join("volumes").join(FOLDER).join(volume)
     }
@@ -71,7 +71,7 @@ pub(in crate::volumes) struct Staged {
     pub(in crate::volumes) block: Option<String>,
 }
 
-/// All staged volumes. A file that cannot be read is left out, with a line. Blocks.
+/// Lists all staged volumes. A file that cannot be read is left out, with a line. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -110,7 +110,7 @@ fn load(folder: &Path) -> Option<VolumeData> {
     })
 }
 
-/// What is in a folder; nothing, if it is no folder. Blocks.
+/// Lists what is in a folder; nothing, if it is no folder. Blocks.
 ///
 /// # Errors
 /// It cannot be read.
@@ -124,7 +124,7 @@ pub(in crate::volumes) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// The names of persistent volumes of files that are published for pods. Blocks.
+/// Lists the persistent volumes of files that are published for pods, by driver and handle. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -139,7 +139,7 @@ pub(in crate::volumes) fn published(folders: &Folders) -> io::Result<Vec<(String
     Ok(names)
 }
 
-/// The pods that have a volume published or begun, by the files in their folders. Blocks.
+/// Lists the pods that have a volume published or begun, by the files in their folders. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -194,6 +194,8 @@ pub(super) fn remove_published(folder: &Path) -> Result<(), Error> {
     absent_is_fine(fs::remove_dir(folder)).map_err(Error::at(folder))
 }
 
+/// Removes the files and folders of a volume that its driver has unstaged. Fails when something is
+/// still mounted there.
 pub(super) fn remove_staged(of: &Staged) -> Result<(), Error> {
     let fine =
         |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));

@@ -333,7 +333,8 @@ impl Inner {
         Ok(self.published_path(pod, volume))
     }
 
-    /// The tokens that a driver asks for, as an attribute. Upstream: `podServiceAccountTokenAttrs`.
+    /// Fetches the tokens that a driver asks for, as an attribute. Upstream:
+    /// `podServiceAccountTokenAttrs`.
     async fn tokens(
         &self,
         pod: &Pod,
@@ -451,7 +452,8 @@ impl Inner {
     }
 }
 
-/// Upstream: `verifyAttachmentStatus`.
+/// Returns the metadata of an attachment that is complete. Errors: it is pending, has failed, or is
+/// being deleted. Upstream: `verifyAttachmentStatus`.
 fn check_attachment(
     attachment: &storage::VolumeAttachment,
     handle: &str,
@@ -472,7 +474,7 @@ fn check_attachment(
     }
 }
 
-/// What a driver gets to know of the pod. Upstream: `getPodInfoAttrs`.
+/// Returns what a driver gets to know of the pod. Upstream: `getPodInfoAttrs`.
 fn pod_info(pod: &Pod, lifecycle: Lifecycle) -> [(String, String); 5] {
     let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
     let is_ephemeral = lifecycle == Lifecycle::Ephemeral;

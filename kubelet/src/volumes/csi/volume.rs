@@ -42,7 +42,7 @@ pub(super) fn map(all: Option<&BTreeMap<String, String>>) -> HashMap<String, Str
 }
 
 impl CsiVolume {
-    /// A volume that exists as long as its pod.
+    /// Describes a volume that exists as long as its pod.
     pub(in crate::volumes) fn inline(
         pod: &Pod,
         name: &str,
@@ -66,7 +66,7 @@ impl CsiVolume {
         }
     }
 
-    /// The volume of a PersistentVolume.
+    /// Describes the volume of a PersistentVolume.
     pub(in crate::volumes) fn persistent(
         bound: &Bound,
         source: &core::CSIPersistentVolumeSource,
@@ -103,7 +103,8 @@ impl CsiVolume {
         self.access_modes == ["ReadWriteOncePod"]
     }
 
-    /// How a call names the volume at a path. `group`: for a driver that sets it.
+    /// Builds the part of a call that names the volume at a path. `group`: for a driver that sets
+    /// it.
     pub(in crate::volumes) fn call(&self, path: &Path, group: Option<u32>) -> Stage {
         let mount = MountVolume {
             fs_type: self.fs_type.clone(),
@@ -120,7 +121,8 @@ impl CsiVolume {
         }
     }
 
-    /// Whether the kubelet gives the volume to the pod's group. Upstream: `supportsFSGroup`.
+    /// Returns whether the kubelet gives the volume to the pod's group. Upstream:
+    /// `supportsFSGroup`.
     pub(super) fn gets_group(&self, policy: &str) -> bool {
         let has_writer = || {
             let is_once = |mode: &String| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod";

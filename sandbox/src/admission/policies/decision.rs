@@ -19,13 +19,13 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal when the policy itself fails.
+    /// Returns the refusal when the policy itself fails.
     pub fn invalid(message: String) -> Refusal {
         Refusal { reason: "Invalid", message }
     }
 }
 
-/// Refusals of the request, whose variables are `values`.
+/// Returns the refusals of the request, whose variables are `values`.
 pub fn decide(
     policy: &Json,
     values: &[(&'static str, Value)],
@@ -46,15 +46,17 @@ pub fn decide(
     judge(spec, &variables)
 }
 
+/// Evaluates the validations of a policy whose conditions hold. An error refuses too, unless the
+/// policy ignores failures.
 fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
     let fails = text(spec, "/failurePolicy") != "Ignore";
-    let failed = |message: String| -> Vec<Refusal> {
+    let refuse_failure = |message: String| -> Vec<Refusal> {
         if fails { vec![Refusal::invalid(message)] } else { Vec::new() }
     };
     match conditions_hold(spec, variables) {
         Ok(true) => {}
         Ok(false) => return Vec::new(),
-        Err(error) => return failed(error),
+        Err(error) => return refuse_failure(error),
     }
     let mut refusals = Vec::new();
     for validation in list(spec, "/validations") {
@@ -64,7 +66,7 @@ fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
                 reason: reason(text(validation, "/reason")),
                 message: message(validation, variables),
             }),
-            Err(error) => refusals.extend(failed(error)),
+            Err(error) => refusals.extend(refuse_failure(error)),
         }
     }
     refusals
@@ -80,7 +82,8 @@ fn evaluate(source: &str, variables: &Variables<'_>) -> Result<Value, String> {
         .map_err(|error| format!("expression '{source}' resulted in error: {error}"))
 }
 
-/// Upstream: `matchconditions.Matcher`: a false condition decides, even if others fail.
+/// Returns whether all match conditions of a policy hold. A false one decides, even if others fail.
+/// Upstream: `matchconditions.Matcher`.
 fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, String> {
     let mut errors = Vec::new();
     for condition in list(spec, "/matchConditions") {
@@ -97,6 +100,8 @@ fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, Strin
     }
 }
 
+/// Returns the message of a refusal: that of its expression if it is usable, else its own text,
+/// else the validation itself.
 fn message(validation: &Json, variables: &Variables<'_>) -> String {
     let source = text(validation, "/messageExpression");
     let made = match source {

@@ -7,14 +7,14 @@ use crate::object::{list, text};
 use crate::storage::store::Store;
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
-/// Whether no policy applies to the request: policies and their bindings are exempt.
+/// Returns whether no policy applies to the request: policies and their bindings are exempt.
 pub fn is_exempt(request: &Request<'_>) -> bool {
     let of = &request.call.kind.resource;
     &*of.group == "admissionregistration.k8s.io" && of.plural.contains("admissionpolic")
 }
 
-/// Whether `matched` (`matchConstraints` or `matchResources`) names the request. Errors: a
-/// selector that cannot be read.
+/// Returns whether `matched` (`matchConstraints` or `matchResources`) selects the request. Errors:
+/// a selector that cannot be read.
 pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<bool, String> {
     let by_namespace = in_namespace(store, request, &matched["namespaceSelector"]);
     let by_object = of_object(request, &matched["objectSelector"]);
@@ -32,7 +32,8 @@ pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<
     by_object
 }
 
-/// Upstream: `rules.Matcher`, and the names of a rule.
+/// Returns whether `rule` names the request: its scope, operation, group, version, resource and
+/// name. Upstream: `rules.Matcher`.
 fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
     let call = request.call;
     let of = &call.kind.resource;
@@ -40,6 +41,7 @@ fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
         let mut names = list(rule, key).iter().filter_map(Value::as_str);
         names.any(|name| name == "*" || name == wanted)
     };
+    // A namespace is an object of the cluster, not of a namespace.
     let is_namespace = of.group.is_empty() && &*of.plural == "namespaces";
     let scope = match text(rule, "/scope") {
         "Cluster" => is_namespace || call.namespace.is_empty(),
@@ -74,8 +76,8 @@ pub fn labels(object: &Value) -> Labels {
     serde_json::from_value(object["metadata"]["labels"].clone()).unwrap_or_default()
 }
 
-/// Whether the namespace of the request is selected; requests without one always are. Upstream:
-/// `namespace.Matcher`.
+/// Returns whether the namespace of the request is selected; a request for a cluster-scoped object
+/// always is. Upstream: `namespace.Matcher`.
 fn in_namespace(store: &Store, request: &Request<'_>, given: &Value) -> Result<bool, String> {
     let Some(selector) = selector(given)? else { return Ok(true) };
     let call = request.call;
@@ -91,7 +93,8 @@ fn in_namespace(store: &Store, request: &Request<'_>, given: &Value) -> Result<b
     Ok(namespace.is_some_and(|found| selector.matches(&labels(&found.value))))
 }
 
-/// Upstream: `object.Matcher`.
+/// Returns whether the labels of the object, or of the old one, are selected. Upstream:
+/// `object.Matcher`.
 fn of_object(request: &Request<'_>, given: &Value) -> Result<bool, String> {
     let Some(selector) = selector(given)? else { return Ok(true) };
     let mut objects = [request.object, request.old].into_iter().flatten();

@@ -110,6 +110,9 @@ impl Policies<'_> {
         items.into_iter().map(|stored| stored.value.clone()).collect()
     }
 
+    /// Evaluates one policy for the request under each of its bindings, and returns the denials. A
+    /// binding with the action `Warn` adds a warning to the response. A policy or binding that
+    /// cannot be evaluated denies, unless its failure policy is `Ignore`.
     fn denials(&self, request: &Request<'_>, policy: &Value, bindings: &[Value]) -> Vec<Denied> {
         let name = text(policy, "/metadata/name");
         let mut bound =
@@ -178,7 +181,8 @@ impl Policies<'_> {
         found
     }
 
-    /// The variables of a request. Upstream: `cel.newActivation`.
+    /// Returns the CEL variables of a request, with `params` as the policy's parameters. Upstream:
+    /// `cel.newActivation`.
     fn values(&self, request: &Request<'_>, params: &Value) -> Vec<(&'static str, cel::Value)> {
         let call = request.call;
         let of = &call.kind.resource;
@@ -241,6 +245,7 @@ struct Caller<'a> {
 }
 
 impl Authorize for Caller<'_> {
+    /// Asks whether the caller, or a service account in its place, has this access.
     fn authorize(
         &self,
         account: Option<&(String, String)>,

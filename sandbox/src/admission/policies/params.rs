@@ -8,7 +8,9 @@ use crate::request::call::Call;
 use crate::storage::registry::Registry;
 use crate::storage::store::Store;
 
-/// The parameters with which a policy is evaluated, one at a time; one null when it has none.
+/// Finds the parameters of a binding, with each of which the policy is evaluated once; a single
+/// null when the policy has none. `namespace` is the request's. Errors: a `paramRef` that does not
+/// fit the kind, or finds nothing under `Deny`.
 pub fn collect(
     store: &Store,
     registry: &Registry,
@@ -42,6 +44,7 @@ pub fn collect(
             return Err("paramRef.namespace must not be provided for a cluster-scoped `paramKind`"
                 .to_owned());
         }
+        // Parameters that are objects of the cluster have no namespace.
         (false, true) => "",
     };
     let name = text(by, "/name");

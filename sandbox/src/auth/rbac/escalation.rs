@@ -21,7 +21,7 @@ impl Authorizer<'_> {
             return Ok(());
         }
         let plural = &*resource.plural;
-        let refused = |why: &str| {
+        let refuse = |why: &str| {
             let error = failures::forbidden(resource, text(new, "/metadata/name"), why);
             Err::<(), ApiError>(error)
         };
@@ -37,17 +37,19 @@ impl Authorizer<'_> {
             self.authorize(&call.user, &access).is_ok()
         };
         if matches!(plural, "roles" | "clusterroles") {
-            if may("escalate", plural, &call.name) || old.is_some_and(|old| collected(old, new)) {
+            if may("escalate", plural, &call.name)
+                || old.is_some_and(|old| is_collector_change(old, new))
+            {
                 return Ok(());
             }
             if let Some(why) = self.escalates(call, &Rule::of(new)) {
-                return refused(&why);
+                return refuse(&why);
             }
             let aggregates = |role: &Value| !list(role, AGGREGATED).is_empty();
             if (aggregates(new) || old.is_some_and(aggregates))
                 && self.escalates(call, &everything()).is_some()
             {
-                return refused("must have cluster-admin privileges to use the aggregationRule");
+                return refuse("must have cluster-admin privileges to use the aggregationRule");
             }
             return Ok(());
         }
@@ -55,23 +57,24 @@ impl Authorizer<'_> {
         let of_kind = match kind {
             "Role" => "roles",
             "ClusterRole" => "clusterroles",
-            _ if old.is_some_and(|old| collected(old, new)) => return Ok(()),
+            _ if old.is_some_and(|old| is_collector_change(old, new)) => return Ok(()),
             _ => {
                 let why = format!("unsupported role reference kind: {kind:?}");
                 return Err(ApiError::new(500, "", why));
             }
         };
-        if old.is_some_and(|old| collected(old, new)) || may("bind", of_kind, name) {
+        if old.is_some_and(|old| is_collector_change(old, new)) || may("bind", of_kind, name) {
             return Ok(());
         }
         let index = self.index();
         let rules = index.rules(&(kind.to_owned(), name.to_owned()), &call.namespace);
         // Upstream's error names the binding's resource with the role's name.
         let rules = rules.map_err(|missing| failures::not_found(resource, &missing.name))?;
-        self.escalates(call, rules).map_or(Ok(()), |why| refused(&why))
+        self.escalates(call, rules).map_or(Ok(()), |why| refuse(&why))
     }
 
-    /// The rules that the caller does not hold. Upstream: `ConfirmNoEscalation`.
+    /// Returns a message with the rules that the caller does not hold, or `None` if it holds all.
+    /// Upstream: `ConfirmNoEscalation`.
     fn escalates(&self, call: &Call, rules: &[Rule]) -> Option<String> {
         let user = &call.user;
         let (owned, unresolved) = self.rules_for(user, &call.namespace);
@@ -105,8 +108,8 @@ fn everything() -> [Rule; 2] {
     ]
 }
 
-/// Whether only fields that the garbage collector writes have changed.
-fn collected(old: &Value, new: &Value) -> bool {
+/// Returns whether only fields that the garbage collector writes have changed.
+fn is_collector_change(old: &Value, new: &Value) -> bool {
     let rest = |object: &Value| {
         let mut rest = object.clone();
         if let Some(metadata) = rest["metadata"].as_object_mut() {

@@ -61,11 +61,12 @@ impl Mode {
             Mode::ArbitraryNode => "arbitrary-node",
             Mode::ServiceAccount => "serviceaccount",
             Mode::UserInfo => "user-info",
+            // Its verb has no suffix: see `act`.
             Mode::Legacy => "",
         }
     }
 
-    /// Whether `requestor` can impersonate `wanted` in this mode at all.
+    /// Returns whether `requestor` can impersonate `wanted` in this mode at all.
     fn applies(self, requestor: &User, wanted: &User) -> bool {
         let bare = wanted.uid.is_empty() && wanted.groups.is_empty() && wanted.extra.is_empty();
         let node = node(&wanted.name);
@@ -83,7 +84,7 @@ impl Mode {
     }
 }
 
-/// The impersonated user of the headers. Errors: 400 without a name.
+/// Reads the impersonated user from the headers. Errors: 400 without a name.
 fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     let all = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
@@ -114,7 +115,7 @@ fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
     )))
 }
 
-/// A user as Go's `%#v` prints it.
+/// Formats a user as Go's `%#v` prints it.
 fn go_syntax(user: &User) -> String {
     let words = |words: &[String]| {
         let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
@@ -137,8 +138,8 @@ fn go_syntax(user: &User) -> String {
 }
 
 impl Authorizer<'_> {
-    /// The user of a request: `user`, or the one that its headers name, if `user` may impersonate
-    /// it. `access`: the access requested. Errors: 403; 400 for a group without a user.
+    /// Returns the user of a request: `user`, or the one that its headers name, if `user` may
+    /// impersonate it. `access`: the access requested. Errors: 403; 400 for a group without a user.
     pub fn impersonate(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
         let Some(wanted) = wanted(headers)? else { return Ok(user) };
         let last = self.rbac.modes.last(&user.name);
@@ -159,6 +160,9 @@ impl Authorizer<'_> {
         Err(first.unwrap_or_else(|| failures::internal("all impersonation modes failed")))
     }
 
+    /// Checks that `user` may impersonate `wanted` in this mode, and returns the user that results.
+    /// All modes but the legacy one also check the access itself, and refuse the group of
+    /// administrators.
     fn act(&self, mode: Mode, user: &User, wanted: &User, access: &Access) -> ApiResult<User> {
         let narrow = mode != Mode::Legacy;
         let (verb, group) = match mode {
@@ -172,7 +176,7 @@ impl Authorizer<'_> {
             };
             self.check(user, &on)?;
         }
-        let what = |group: &str, resource: &str, namespace: &str, name: &str| Access {
+        let access_to = |group: &str, resource: &str, namespace: &str, name: &str| Access {
             verb: verb.clone(),
             group: group.to_owned(),
             resource: resource.to_owned(),
@@ -185,35 +189,35 @@ impl Authorizer<'_> {
             (Some(name), _) if narrow => {
                 acting.groups = vec!["system:nodes".to_owned()];
                 let name = if mode == Mode::AssociatedNode { "*" } else { name };
-                what(group, "nodes", "", name)
+                access_to(group, "nodes", "", name)
             }
             (_, Some((namespace, name))) => {
                 if wanted.groups.is_empty() {
                     acting.groups = User::service_account(namespace, name, "").groups;
                 }
-                what(group, "serviceaccounts", namespace, name)
+                access_to(group, "serviceaccounts", namespace, name)
             }
-            _ => what(group, "users", "", &wanted.name),
+            _ => access_to(group, "users", "", &wanted.name),
         };
         self.check(user, &of_name)?;
         if !wanted.uid.is_empty() {
-            self.check(user, &what(AUTHENTICATION, "uids", "", &wanted.uid))?;
+            self.check(user, &access_to(AUTHENTICATION, "uids", "", &wanted.uid))?;
         }
 
         for (name, bad) in [("", "empty string"), (MASTERS, MASTERS)] {
             if narrow && wanted.groups.iter().any(|group| group == name) {
                 let why = format!("impersonating the {bad} group is not allowed");
-                return Err(refusal(user, &what(group, "groups", "", name), &why));
+                return Err(refusal(user, &access_to(group, "groups", "", name), &why));
             }
         }
         let all = |access: &Access| narrow && self.authorize(user, access).is_ok();
-        if wanted.groups.len() < MANY || !all(&what(group, "groups", "", "*")) {
+        if wanted.groups.len() < MANY || !all(&access_to(group, "groups", "", "*")) {
             for name in &wanted.groups {
-                self.check(user, &what(group, "groups", "", name))?;
+                self.check(user, &access_to(group, "groups", "", name))?;
             }
         }
         let of_extra = |key: &str, value: &str| {
-            what(AUTHENTICATION, format!("userextras/{key}").trim_end_matches('/'), "", value)
+            access_to(AUTHENTICATION, format!("userextras/{key}").trim_end_matches('/'), "", value)
         };
         if let Some(why) = extra_fault(&wanted.extra).filter(|_| narrow) {
             return Err(refusal(user, &of_extra("", ""), &why));
@@ -240,6 +244,7 @@ impl Authorizer<'_> {
     }
 }
 
+/// Returns why these extra values of a user may not be impersonated; `None`: they may.
 fn extra_fault(extra: &BTreeMap<String, Vec<String>>) -> Option<String> {
     extra.iter().find_map(|(key, values)| {
         let (domain, path) = key.split_once('/').unwrap_or((key, ""));

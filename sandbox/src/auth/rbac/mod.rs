@@ -82,7 +82,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    /// The error text of upstream's lister.
+    /// Returns the error text of upstream's lister.
     fn text(&self) -> String {
         format!("{}.{GROUP} {:?} not found", self.kind.to_lowercase(), self.name)
     }
@@ -105,7 +105,8 @@ impl Subject {
 }
 
 impl Binding {
-    /// Upstream: `describeSubject` and the describers of bindings.
+    /// Describes the binding and the subject by which it applies to `user`. Upstream:
+    /// `describeSubject` and the describers of bindings.
     fn described(&self, user: &User) -> String {
         let subject = self.subjects.iter().find(|subject| subject.is(user));
         let subject = subject.map_or_else(String::new, |Subject { kind, name, namespace }| {
@@ -124,6 +125,7 @@ impl Binding {
 }
 
 impl Scope {
+    /// Adds a binding, found by each of its subjects.
     fn add(&mut self, binding: Binding) {
         let at = self.bindings.len();
         for subject in &binding.subjects {
@@ -137,7 +139,7 @@ impl Scope {
         self.bindings.push(binding);
     }
 
-    /// The bindings of a user, sorted by name.
+    /// Returns the bindings of a user, sorted by name.
     fn of(&self, user: &User) -> impl Iterator<Item = &Binding> {
         let by_group = user.groups.iter().filter_map(|group| self.groups.get(group));
         let found = self.users.get(&user.name).into_iter().chain(by_group);
@@ -149,6 +151,7 @@ impl Scope {
 }
 
 impl Index {
+    /// Reads all roles and bindings of the store into an index by namespace.
     fn new(store: &Store, version: u64) -> Index {
         let mut index = Index { version, ..Index::default() };
         let each = |table: &str, see: &mut dyn FnMut(&Value)| {
@@ -156,19 +159,19 @@ impl Index {
             let page = store.list(table, "", None, usize::MAX, None, &|_| true);
             page.iter().flat_map(|page| &page.items).for_each(|object| see(&object.value));
         };
-        let own = |object: &Value, pointer: &str| text(object, pointer).to_owned();
+        let text_at = |object: &Value, pointer: &str| text(object, pointer).to_owned();
         for table in [CLUSTER_ROLES, ROLES] {
             each(table, &mut |role| {
-                let key = (own(role, "/metadata/namespace"), own(role, "/metadata/name"));
+                let key = (text_at(role, "/metadata/namespace"), text_at(role, "/metadata/name"));
                 index.roles.insert(key, Rule::of(role).into());
             });
         }
         for table in [CLUSTER_BINDINGS, BINDINGS] {
             each(table, &mut |binding| {
-                let namespace = own(binding, "/metadata/namespace");
+                let namespace = text_at(binding, "/metadata/namespace");
                 let subject = |subject: &Value| Subject {
-                    kind: own(subject, "/kind"),
-                    name: own(subject, "/name"),
+                    kind: text_at(subject, "/kind"),
+                    name: text_at(subject, "/name"),
                     namespace: match text(subject, "/namespace") {
                         "" => namespace.clone(),
                         own => own.to_owned(),
@@ -181,8 +184,8 @@ impl Index {
                 };
                 scope.add(Binding {
                     namespace: namespace.clone(),
-                    name: own(binding, "/metadata/name"),
-                    role: (own(binding, "/roleRef/kind"), own(binding, "/roleRef/name")),
+                    name: text_at(binding, "/metadata/name"),
+                    role: (text_at(binding, "/roleRef/kind"), text_at(binding, "/roleRef/name")),
                     subjects,
                 });
             });
@@ -190,17 +193,18 @@ impl Index {
         index
     }
 
-    /// The rules of the role that a binding in `namespace` names.
+    /// Returns the rules of the role that a binding in `namespace` names.
     fn rules(&self, (kind, name): &(String, String), namespace: &str) -> Result<&[Rule], Missing> {
         let namespace = if kind == "Role" { namespace } else { "" };
         let found = self.roles.get(&(namespace.to_owned(), name.clone()));
+        // A binding of the cluster cannot name a Role; its key would be that of a ClusterRole.
         let found = found.filter(|_| kind != "Role" || !namespace.is_empty());
         found
             .map(|rules| &**rules)
             .ok_or_else(|| Missing { kind: kind.clone(), name: name.clone() })
     }
 
-    /// The bindings of a user in a namespace, each with the rules of its role.
+    /// Returns the bindings of a user in a namespace, each with the rules of its role.
     fn granted<'a>(
         &'a self,
         user: &'a User,
@@ -214,7 +218,8 @@ impl Index {
     }
 }
 
-/// Upstream: `utilerrors.NewAggregate`.
+/// Joins the faults without duplicates; several are in brackets. Upstream:
+/// `utilerrors.NewAggregate`.
 fn aggregate(mut faults: Vec<String>) -> String {
     let mut seen = std::collections::HashSet::new();
     faults.retain(|fault| seen.insert(fault.clone()));
@@ -232,11 +237,13 @@ pub struct Authorizer<'a> {
 }
 
 impl Rbac {
-    /// The authorizer by the roles in `store`.
+    /// Returns the authorizer by the roles in `store`.
     pub fn authorizer<'a>(&'a self, store: &'a Store) -> Authorizer<'a> {
         Authorizer { rbac: self, store }
     }
 
+    /// Returns the index of all roles and bindings. It is built again if one of them has changed
+    /// since.
     fn index(&self, store: &Store) -> Arc<Index> {
         let version = store.changed_at(&[CLUSTER_ROLES, CLUSTER_BINDINGS, ROLES, BINDINGS]);
         let known = self.index.read().clone();
@@ -254,7 +261,8 @@ impl Authorizer<'_> {
         self.rbac.index(self.store)
     }
 
-    /// Whether the access is allowed; both results carry upstream's reason, which may be empty.
+    /// Decides whether the access is allowed; both results carry upstream's reason, which may be
+    /// empty.
     pub fn authorize(&self, user: &User, access: &Access) -> Result<String, String> {
         if user.groups.iter().any(|group| group == MASTERS) {
             return Ok(String::new());
@@ -273,12 +281,12 @@ impl Authorizer<'_> {
         Err(if faults.is_empty() { String::new() } else { format!("RBAC: {}", aggregate(faults)) })
     }
 
-    /// Errors: 403 unless the access is allowed.
+    /// Checks that the access is allowed. Errors: 403.
     pub fn check(&self, user: &User, access: &Access) -> ApiResult<()> {
         self.authorize(user, access).map(drop).map_err(|why| refusal(user, access, &why))
     }
 
-    /// The rules of a user in a namespace, and the errors of their lookup.
+    /// Returns the rules of a user in a namespace, and the errors of their lookup.
     pub fn rules_for(&self, user: &User, namespace: &str) -> (Vec<Rule>, Vec<Missing>) {
         let index = self.index();
         let (mut found, mut missing) = (Vec::new(), Vec::new());
@@ -291,7 +299,7 @@ impl Authorizer<'_> {
         (found, missing)
     }
 
-    /// A review's status. Upstream: `selfsubjectrulesreview.REST`.
+    /// Builds the status of a SelfSubjectRulesReview. Upstream: `selfsubjectrulesreview.REST`.
     pub fn rules_review(&self, user: &User, namespace: &str) -> Value {
         let (rules, missing) = self.rules_for(user, namespace);
         let (of_resources, of_paths): (Vec<_>, Vec<_>) =
@@ -307,7 +315,7 @@ impl Authorizer<'_> {
     }
 }
 
-/// The 403 for a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
+/// Builds the 403 for a user without the right. Upstream: `responsewriters.ForbiddenStatusError`.
 pub fn refusal(user: &User, access: &Access, why: &str) -> ApiError {
     let (name, Access { verb, group, resource, namespace, path, .. }) = (&user.name, access);
     let mut message = format!("User {name:?} cannot {verb} ");

@@ -29,7 +29,7 @@ fn any_or(set: &[String], wanted: &str) -> bool {
     has(set, "*") || has(set, wanted)
 }
 
-/// Whether `resource` is in the set by itself or as `*/subresource`.
+/// Returns whether `resource` is in the set by itself or as `*/subresource`.
 fn has_resource(set: &[String], resource: &str) -> bool {
     any_or(set, resource)
         || resource.split_once('/').is_some_and(|(_, sub)| {
@@ -43,12 +43,13 @@ fn has_path(set: &[String], path: &str) -> bool {
 }
 
 impl Rule {
-    /// The rules of a role. Malformed rules are ignored.
+    /// Returns the rules of a role. Malformed rules are ignored.
     pub fn of(role: &Value) -> Vec<Rule> {
         let rules = role["rules"].as_array().into_iter().flatten();
         rules.filter_map(|rule| Rule::deserialize(rule).ok()).collect()
     }
 
+    /// Tests whether the rule allows this access: by path if it has one, else by resource.
     pub fn allows(&self, access: &Access) -> bool {
         if !any_or(&self.verbs, &access.verb) {
             return false;
@@ -61,23 +62,24 @@ impl Rule {
             && (self.resource_names.is_empty() || has(&self.resource_names, &access.name))
     }
 
-    /// The parts of `wanted` that no rule of `owned` covers. A part is one verb on one resource or
-    /// path.
+    /// Returns the parts of `wanted` that no rule of `owned` covers. A part is one verb on one
+    /// resource or path.
     pub fn uncovered(owned: &[Rule], wanted: &[Rule]) -> Vec<Rule> {
         let parts = wanted.iter().flat_map(Rule::parts);
         parts.filter(|part| !owned.iter().any(|rule| rule.covers(part))).collect()
     }
 
+    /// Splits a rule into parts of one verb on one resource or path.
     fn parts(&self) -> Vec<Rule> {
         let mut parts = Vec::new();
-        let one = |text: &String| vec![text.clone()];
+        let single = |text: &String| vec![text.clone()];
         for group in &self.api_groups {
             for resource in &self.resources {
                 for verb in &self.verbs {
                     let part = Rule {
-                        verbs: one(verb),
-                        api_groups: one(group),
-                        resources: one(resource),
+                        verbs: single(verb),
+                        api_groups: single(group),
+                        resources: single(resource),
                         ..Rule::default()
                     };
                     match self.resource_names.as_slice() {
@@ -85,20 +87,21 @@ impl Rule {
                         names => parts.extend(
                             names
                                 .iter()
-                                .map(|name| Rule { resource_names: one(name), ..part.clone() }),
+                                .map(|name| Rule { resource_names: single(name), ..part.clone() }),
                         ),
                     }
                 }
             }
         }
         for path in &self.paths {
-            let of_path = |verb| Rule { verbs: one(verb), paths: one(path), ..Rule::default() };
+            let of_path =
+                |verb| Rule { verbs: single(verb), paths: single(path), ..Rule::default() };
             parts.extend(self.verbs.iter().map(of_path));
         }
         parts
     }
 
-    /// Whether this rule allows all accesses of `part`, which names one resource or path.
+    /// Returns whether this rule allows all accesses of `part`, which names one resource or path.
     fn covers(&self, part: &Rule) -> bool {
         part.verbs.iter().all(|verb| any_or(&self.verbs, verb))
             && part.api_groups.iter().all(|group| any_or(&self.api_groups, group))
@@ -109,8 +112,8 @@ impl Rule {
                     && part.resource_names.iter().all(|name| has(&self.resource_names, name)))
     }
 
-    /// The texts of rules made of `parts`, sorted; parts of one resource become one rule. Upstream:
-    /// `validation.CompactRules`, `rbacv1helpers.CompactString`.
+    /// Formats the rules made of `parts` as sorted texts; parts of one resource become one rule.
+    /// Upstream: `validation.CompactRules`, `rbacv1helpers.CompactString`.
     pub fn described(parts: Vec<Rule>) -> Vec<String> {
         let mut rules: Vec<Rule> = Vec::new();
         for part in parts {
@@ -129,6 +132,7 @@ impl Rule {
         texts
     }
 
+    /// Renders the rule as upstream does in its messages.
     fn text(&self) -> String {
         let parts: Vec<String> = [
             ("APIGroups", &self.api_groups),
@@ -145,7 +149,7 @@ impl Rule {
     }
 }
 
-/// A list as Go's `%q` prints it.
+/// Returns a list as Go's `%q` prints it.
 pub fn quoted(words: &[String]) -> String {
     let words: Vec<String> = words.iter().map(|word| format!("{word:?}")).collect();
     format!("[{}]", words.join(" "))

@@ -25,6 +25,7 @@ impl Authorizer<'_> {
         let verb = match call.subresource.as_str() {
             "approval" => "approve",
             "status" if !(same("certificate") && same("conditions")) => "sign",
+            // Other writes neither approve nor sign.
             _ => return Ok(()),
         };
         let signer = text(old, "/spec/signerName");
@@ -49,8 +50,8 @@ impl Authorizer<'_> {
         Err(failures::forbidden(resource, text(new, "/metadata/name"), &why))
     }
 
-    /// Whether the caller has a verb on this signer, or on all of its domain.
-    /// Upstream: `IsAuthorizedForSignerName`.
+    /// Returns whether the caller has a verb on this signer, or on all of its domain. Upstream:
+    /// `IsAuthorizedForSignerName`.
     fn may_act_for(&self, call: &Call, verb: &str, signer: &str) -> bool {
         let any_of_domain = format!("{}/*", signer.split('/').next().unwrap_or_default());
         [signer, &any_of_domain].into_iter().any(|name| {
@@ -66,7 +67,7 @@ impl Authorizer<'_> {
     }
 }
 
-/// Whether the call is about a CertificateSigningRequest.
+/// Returns whether the call is about a CertificateSigningRequest.
 pub fn is_certificate_request(call: &Call) -> bool {
     let resource = &call.kind.resource;
     *resource.group == *GROUP && resource.plural == "certificatesigningrequests"

@@ -10,7 +10,7 @@ use crate::kinds::pod_rules;
 use crate::status::Cause;
 use kube_controller_manager::objects::{Labels, Selector};
 
-/// Rules that all sets of pods share.
+/// Checks the rules that all sets of pods share.
 fn set_of_pods(object: &Value, rule: NameRule) -> Vec<Cause> {
     let mut faults = metadata::check(object, rule);
     for field in ["replicas", "minReadySeconds", "revisionHistoryLimit"] {
@@ -31,7 +31,7 @@ fn is_zero(value: Option<&Value>) -> bool {
     }
 }
 
-/// Faults of a number that may also be a percentage.
+/// Checks a number that may also be a percentage.
 fn int_or_percent(value: Option<&Value>, field: &str) -> Option<Cause> {
     match value? {
         Value::String(text) => {
@@ -45,6 +45,7 @@ fn int_or_percent(value: Option<&Value>, field: &str) -> Option<Cause> {
     }
 }
 
+/// Validates a Deployment: what all sets of pods share, its strategy and its progress deadline.
 pub fn check_deployment(deployment: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(deployment, NameRule::Subdomain);
     let strategy = deployment.pointer("/spec/strategy").unwrap_or(&Value::Null);
@@ -90,6 +91,7 @@ pub fn check_replica_set(set: &Value) -> Vec<Cause> {
     set_of_pods(set, NameRule::Subdomain)
 }
 
+/// Checks a StatefulSet: its template, and the names of its policies.
 pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(set, NameRule::Subdomain);
     // A mount may refer to a claim template.
@@ -110,6 +112,8 @@ pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a DaemonSet: its template, and that a rolling update either surges or makes pods
+/// unavailable, not both or neither.
 pub fn check_daemon_set(set: &Value) -> Vec<Cause> {
     let mut faults = set_of_pods(set, NameRule::Subdomain);
     let rolling = set.pointer("/spec/updateStrategy/rollingUpdate").unwrap_or(&Value::Null);
@@ -130,6 +134,7 @@ pub fn check_daemon_set(set: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks a ReplicationController: its selector must match the labels of its template.
 pub fn check_controller(controller: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(controller, NameRule::Subdomain);
     faults.extend(non_negative("spec.replicas", controller.pointer("/spec/replicas")));
@@ -163,6 +168,7 @@ pub fn check_controller_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates the update of a StatefulSet, of whose spec only the named fields may change.
 pub fn check_stateful_set_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_stateful_set(new));

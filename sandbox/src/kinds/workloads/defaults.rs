@@ -7,6 +7,7 @@ use crate::kinds::core;
 use crate::kinds::json::{drop_nulls, fill, int, list_mut, members, object, set, text};
 use crate::kinds::pod::default_template;
 
+/// Fills in the defaults of a Deployment.
 pub fn default_deployment(deployment: &mut Value) {
     drop_nulls(deployment);
     let spec = object(deployment, "spec");
@@ -23,6 +24,7 @@ pub fn default_deployment(deployment: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a ReplicaSet or ReplicationController.
 pub fn default_replica_set(set: &mut Value) {
     drop_nulls(set);
     let spec = object(set, "spec");
@@ -43,6 +45,7 @@ pub fn default_replica_set(set: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a StatefulSet and of its claim templates.
 pub fn default_stateful_set(set: &mut Value) {
     drop_nulls(set);
     let spec = object(set, "spec");
@@ -66,6 +69,7 @@ pub fn default_stateful_set(set: &mut Value) {
     }
 }
 
+/// Fills in the defaults of a DaemonSet.
 pub fn default_daemon_set(set: &mut Value) {
     drop_nulls(set);
     let spec = object(set, "spec");
@@ -80,7 +84,7 @@ pub fn default_daemon_set(set: &mut Value) {
     }
 }
 
-/// The status of a new set: no replicas.
+/// Sets the status of a new set: no replicas.
 pub fn zero_replicas(object: &mut Value) {
     set(object, "status", json!({ "replicas": 0 }));
 }

@@ -13,6 +13,7 @@ use crate::kinds::pod::default_template;
 use crate::kinds::pod_rules;
 use crate::status::Cause;
 
+/// Fills in the defaults of a Job's specification.
 fn default_job_spec(spec: &mut Value) {
     default_template(spec, "template");
     if spec.get("completions").is_none() && spec.get("parallelism").is_none() {
@@ -36,7 +37,8 @@ pub fn default_job(job: &mut Value) {
     default_job_spec(object(job, "spec"));
 }
 
-/// A new Job has no status; its selector is generated from its uid.
+/// Removes the status of a new Job, and generates its labels and selector from its uid and name
+/// unless it has `manualSelector`.
 pub fn prepare_job(job: &mut Value) {
     set(job, "status", json!({}));
     let (uid, name) =
@@ -63,6 +65,7 @@ pub fn prepare_job(job: &mut Value) {
     fill(object(selector, "matchLabels"), "batch.kubernetes.io/controller-uid", uid);
 }
 
+/// Fills in the defaults of a CronJob and of its template.
 pub fn default_cron_job(job: &mut Value) {
     drop_nulls(job);
     let spec = object(job, "spec");
@@ -76,6 +79,7 @@ pub fn default_cron_job(job: &mut Value) {
     default_template(object(template, "spec"), "template");
 }
 
+/// Validates the spec of a Job at path `at`, also that in a CronJob's template.
 fn job_spec(spec: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     for field in [
@@ -103,6 +107,7 @@ fn job_spec(spec: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
+/// Checks a Job: it must have a selector, which its template matches.
 pub fn check_job(job: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(job, NameRule::Subdomain);
     if job.pointer("/spec/selector").is_none() {
@@ -114,6 +119,8 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Validates the update of a Job. While the Job is at rest, scheduling directives in its template
+/// may change.
 pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = update(new, old, check_job);
     let (new_template, old_template) = (template_of(new), template_of(old));
@@ -141,7 +148,8 @@ pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Upstream: `RejectMoreReadyThanActivePods`.
+/// Returns the fault of a Job whose update claims more ready pods than active ones. Upstream:
+/// `RejectMoreReadyThanActivePods`.
 fn more_ready_than_active(new: &Value, old: &Value) -> Option<Cause> {
     let count = |job: &Value, at: &str| int(job, at).unwrap_or(0);
     let counts = |job: &Value| (count(job, "/status/ready"), count(job, "/status/active"));
@@ -151,8 +159,8 @@ fn more_ready_than_active(new: &Value, old: &Value) -> Option<Cause> {
     (ready > active && is_new).then(|| invalid("status.ready", &ready.into(), detail))
 }
 
-/// Whether the Job is suspended and has no pods. Then the scheduling directives and the resources
-/// of its template may change. Upstream: `shouldAllowMutablePodTemplate`.
+/// Returns whether the Job is suspended and has no pods. Then the scheduling directives and the
+/// resources of its template may change. Upstream: `shouldAllowMutablePodTemplate`.
 fn is_at_rest(job: &Value) -> bool {
     let has_started = job.pointer("/status/startTime").is_some();
     let is_suspended = list(job, "/status/conditions").iter().any(|condition| {
@@ -163,7 +171,7 @@ fn is_at_rest(job: &Value) -> bool {
         && job.pointer("/status/active").is_none_or(|active| active == 0)
 }
 
-/// A template's spec without the fields that may change while the Job is suspended.
+/// Returns a template's spec without the fields that may change while the Job is suspended.
 fn fixed_spec(template: &Value) -> Value {
     let mut spec = template.get("spec").cloned().unwrap_or_default();
     for free in ["nodeSelector", "tolerations", "schedulingGates"] {
@@ -189,7 +197,7 @@ pub fn check_new_cron_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Upstream: `validateTimeZone`.
+/// Checks that the time zone of a CronJob is known. Upstream: `validateTimeZone`.
 fn wrong_time_zone(job: &Value) -> Option<Cause> {
     let given = job.pointer("/spec/timeZone").filter(|given| !given.is_null())?;
     let name = given.as_str().unwrap_or_default();
@@ -206,9 +214,11 @@ fn wrong_time_zone(job: &Value) -> Option<Cause> {
     Some(invalid("spec.timeZone", given, &detail))
 }
 
+/// Validates a CronJob, except its time zone.
 fn check_cron_job(job: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(job, NameRule::Subdomain);
     let name = text(job, "/metadata/name");
+    // The names of its Jobs are eleven characters longer, and may have 63.
     if name.len() > 52 {
         let detail = "must be no more than 52 characters";
         faults.push(invalid("metadata.name", &name.into(), detail));

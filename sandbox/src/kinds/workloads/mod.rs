@@ -30,7 +30,7 @@ pub fn no_status(object: &mut Value) {
     set(object, "status", json!({}));
 }
 
-/// The main endpoint leaves the status as it is.
+/// Restores the old status, which the main endpoint leaves as it is.
 pub fn keep_status(new: &mut Value, old: &Value) {
     restore(new, old, "status");
 }
@@ -39,7 +39,7 @@ fn labels_of(template: &Value) -> Labels {
     members(template, "/metadata/labels").filter_map(|(k, v)| Some((k, v.as_str()?))).collect()
 }
 
-/// Faults of a selector that is missing, empty, or does not match the template's labels.
+/// Checks that a selector is present, is not empty, and matches the template's labels.
 fn selector_matches(object: &Value) -> Vec<Cause> {
     let Some(given) = object.pointer("/spec/selector") else {
         let mut faults = vec![required("spec.selector", "")];
@@ -76,14 +76,14 @@ fn template_of(object: &Value) -> &Value {
     object.pointer("/spec/template").unwrap_or(&Value::Null)
 }
 
-/// The fault of a template whose restart policy is not `Always`.
+/// Returns the fault of a template whose restart policy is not `Always`.
 fn check_restart_policy(template: &Value) -> Option<Cause> {
     let policy = template.pointer("/spec/restartPolicy").unwrap_or(&Value::Null);
     let field = "spec.template.spec.restartPolicy";
     (policy != "Always").then(|| unsupported(field, policy, &["Always"]))
 }
 
-/// The checks of an update: metadata, the checks of a new object, a fixed selector.
+/// Checks an update: its metadata, the rules of a new object, and that the selector is the same.
 fn update(new: &Value, old: &Value, check: fn(&Value) -> Vec<Cause>) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check(new));

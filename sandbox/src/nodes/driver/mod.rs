@@ -29,6 +29,7 @@ impl Events {
         self.record(about, EventType::Warning, reason, message);
     }
 
+    /// Records an event about an object, if events are wanted.
     fn record<T: Object + Resource>(
         &self,
         about: &T,

@@ -39,7 +39,8 @@ struct Provisioner {
     folder: Option<PathBuf>,
 }
 
-/// Watches claims and volumes; the future works until the stop. `folder`: where real volumes lie.
+/// Stands in for a CSI provisioner: watches claims and volumes; the future works until the stop.
+/// `folder`: where real volumes lie.
 pub fn provisioner(
     stand_in: StandIn<'_>,
     folder: Option<PathBuf>,
@@ -63,7 +64,7 @@ pub fn provisioner(
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-/// Whether a volume must be provisioned for the claim.
+/// Returns whether a volume must be provisioned for the claim.
 fn must_be_provisioned(claim: &PersistentVolumeClaim) -> bool {
     let annotations = &claim.meta.annotations;
     let asked = annotations
@@ -72,7 +73,7 @@ fn must_be_provisioned(claim: &PersistentVolumeClaim) -> bool {
     asked == Some(DRIVER) && claim.spec.volume_name.is_empty() && !claim.meta.is_being_deleted()
 }
 
-/// Whether the volume is one of this driver and must be deleted.
+/// Returns whether the volume is one of this driver and must be deleted.
 fn must_be_deleted(volume: &PersistentVolume) -> bool {
     volume.meta.annotations.get(PROVISIONED_BY) == Some(DRIVER)
         && volume.spec.reclaim_policy == "Delete"
@@ -80,7 +81,7 @@ fn must_be_deleted(volume: &PersistentVolume) -> bool {
         && (!volume.meta.is_being_deleted() || volume.meta.has_finalizer(FINALIZER))
 }
 
-/// The behaviour that an annotation asks for.
+/// Returns whether an annotation asks for this behaviour.
 fn asks(meta: &Meta, annotation: &str, value: &str) -> bool {
     meta.annotations.get(annotation) == Some(value)
 }
@@ -94,6 +95,8 @@ fn routine(result: client::Result<Next>) -> SyncResult {
 }
 
 impl Provisioner {
+    /// Provisions the volume of a claim, or deletes a volume; a key without a namespace names a
+    /// volume.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         match key.namespace.is_empty() {
             true => match self.volumes.get(&key).filter(|volume| must_be_deleted(volume)) {
@@ -107,6 +110,7 @@ impl Provisioner {
         }
     }
 
+    /// Provisions the volume of a claim as a CSI provisioner does, or fails as its annotation asks.
     async fn make(&self, claim: &PersistentVolumeClaim) -> SyncResult {
         let key = ObjectKey::cluster(claim.storage_class());
         let Some(class) = self.classes.get(&key) else { return Ok(Next::After(RETRY_DELAY)) };
@@ -153,6 +157,7 @@ impl Provisioner {
         Ok(Next::Done)
     }
 
+    /// Deletes a released volume with its data, and removes the finalizer that held it.
     async fn delete(&self, volume: &PersistentVolume) -> SyncResult {
         if asks(&volume.meta, "sandbox/deletion", "fail") {
             let message = "rpc error: code = Internal desc = the annotation asks for it".to_owned();
@@ -187,6 +192,7 @@ impl Provisioner {
     }
 }
 
+/// Builds the volume of a claim: a folder of the host below `folder`, or a CSI volume without one.
 fn volume_for(claim: &PersistentVolumeClaim, class: &StorageClass, folder: Option<&Path>) -> Value {
     let uid = claim.meta.uid.to_string();
     let name = format!("pvc-{uid}");

@@ -30,7 +30,7 @@ struct Resizer {
     volumes: Lister<PersistentVolume>,
 }
 
-/// Watches claims; the future works until the stop.
+/// Stands in for a CSI resizer: watches claims; the future works until the stop.
 pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<> {
     let StandIn { factory, client, clock, recorder, stop } = stand_in;
     let claims = factory.informer::<PersistentVolumeClaim>();
@@ -44,7 +44,7 @@ pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<>
     worker.run(WORKERS, stop, move |key| this.clone().sync(key))
 }
 
-/// Whether a bound claim requests more than its capacity.
+/// Returns whether a bound claim requests more than its capacity.
 fn grows(claim: &PersistentVolumeClaim) -> bool {
     let (wanted, has) = (claim.spec.storage, claim.status.capacity);
     claim.status.phase == "Bound"
@@ -52,6 +52,7 @@ fn grows(claim: &PersistentVolumeClaim) -> bool {
 }
 
 impl Resizer {
+    /// Expands the volume of a claim that asks for more than it has, if it is this driver's.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key).filter(|claim| grows(claim)) else {
             return Ok(Next::Done);
@@ -69,6 +70,8 @@ impl Resizer {
         }
     }
 
+    /// Grows a volume to the size of its claim as a CSI resizer does, or fails as the claim's
+    /// annotation asks.
     async fn resize(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> SyncResult {
         let (key, size) = (claim.meta.key(), claim.spec.storage);
         let name = &volume.meta.name;

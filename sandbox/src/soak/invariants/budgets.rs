@@ -79,7 +79,7 @@ impl Check for Evictions {
     }
 }
 
-/// Whether the API server evicted the pod on request.
+/// Returns whether the API server evicted the pod on request.
 fn is_evicted(pod: &Value) -> bool {
     list(pod, "/status/conditions")
         .iter()

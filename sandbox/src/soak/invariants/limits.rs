@@ -63,7 +63,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// The pods of a namespace that count.
+    /// Returns the pods of a namespace that count.
     fn count(&self, namespace: &str, now: Timestamp) -> u64 {
         let is_stuck = |(of, until): &&(String, i64)| of == namespace && *until <= now.as_secs();
         (self.pods.size(namespace) - self.leaving.values().filter(is_stuck).count()) as u64
@@ -130,7 +130,7 @@ impl Check for Quotas {
     }
 }
 
-/// The second until which a pod in deletion counts.
+/// Returns the second until which a pod in deletion counts.
 fn counts_until(pod: &Value) -> Option<i64> {
     let deletion: Timestamp = text(pod, "/metadata/deletionTimestamp").parse().ok()?;
     Some(deletion.as_secs() + pod["metadata"]["deletionGracePeriodSeconds"].as_i64()?)
@@ -140,7 +140,7 @@ fn number(quantity: &Value) -> Option<u64> {
     quantity.as_str()?.parse().ok()
 }
 
-/// A usage that is above its limit.
+/// Returns a usage that is above its limit.
 fn over(quota: &Value) -> Option<String> {
     let hard = quota["status"]["hard"].as_object()?;
     hard.iter().find_map(|(name, hard)| {

@@ -39,7 +39,7 @@ impl<'a> Change<'a> {
         text(self.new, "/metadata/uid")
     }
 
-    /// The object, unless it is gone.
+    /// Returns the object, unless it is gone.
     fn live(&self) -> Option<&'a Value> {
         (!self.deleted).then_some(self.new)
     }
@@ -82,6 +82,7 @@ pub struct Invariants {
 }
 
 impl Invariants {
+    /// Creates all checks, before any change has been seen.
     pub fn new() -> Invariants {
         Invariants {
             checks: vec![
@@ -130,7 +131,7 @@ impl Invariants {
             .collect()
     }
 
-    /// The manager that holds the lease.
+    /// Returns the manager that holds the lease.
     pub fn leader(&self) -> Option<Writer> {
         self.leader.leader()
     }
@@ -153,7 +154,7 @@ fn judge(
     }
 }
 
-/// The kind and the uid of the controller of an object.
+/// Returns the kind and the uid of the controller of an object.
 fn controller(object: &Value) -> Option<(&str, &str)> {
     let owners = list(object, "/metadata/ownerReferences");
     let owner = owners.iter().find(|owner| owner["controller"] == true)?;
@@ -164,7 +165,7 @@ fn has_ended(pod: &Value) -> bool {
     matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
 }
 
-/// Whether controllers count the pod. Upstream: `controller.IsPodActive`.
+/// Returns whether controllers count the pod. Upstream: `controller.IsPodActive`.
 fn is_active(pod: &Value) -> bool {
     !has_ended(pod) && !is_deleting(pod)
 }
@@ -207,7 +208,7 @@ impl Groups {
     }
 }
 
-/// The verdict about a group that may have one member.
+/// Returns the verdict about a group that may have one member.
 fn at_most_one(grown: Option<usize>, what: &str) -> Verdict {
     match grown {
         None => Verdict::Unrelated,

@@ -120,7 +120,7 @@ impl Check for OneForDaemon {
     }
 }
 
-/// The node that a DaemonSet's pod is for. Upstream: `daemon/util.GetTargetNodeName`.
+/// Returns the node that a DaemonSet's pod is for. Upstream: `daemon/util.GetTargetNodeName`.
 fn node(pod: &Value) -> &str {
     const TERM: &str = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution\
                         /nodeSelectorTerms/0/matchFields/0/values/0";

@@ -27,11 +27,13 @@ pub struct OneLeader {
 }
 
 impl OneLeader {
-    /// The manager that holds the lease.
+    /// Returns the manager that holds the lease.
     pub fn leader(&self) -> Option<Writer> {
         self.writers.get(&self.holder).copied()
     }
 
+    /// Checks that a write comes from the manager that holds the lease. Leases, events and reviews
+    /// are exempt, as every manager writes them.
     pub fn observe(&mut self, record: &Record) -> Verdict {
         match &record.stage {
             Stage::Holder(holder) => {
@@ -78,6 +80,7 @@ pub struct LivingOwners {
 }
 
 impl LivingOwners {
+    /// Follows which objects are alive, and who owns which.
     pub fn observe(&mut self, change: &Change<'_>) {
         let at = (change.table.to_owned(), change.key.to_owned());
         let owners = list(change.new, "/metadata/ownerReferences");
@@ -93,6 +96,7 @@ impl LivingOwners {
         }
     }
 
+    /// Judges a deletion by the garbage collector: no owner of the object may be alive.
     pub fn judge(&self, record: &Record, second: f64) -> Verdict {
         let is_deletion = record.verb == "delete"
             && matches!(record.stage, Stage::Answered(..300))
