@@ -46,7 +46,8 @@ fn register_build_info() -> prometheus::Result<()> {
     prometheus::register(Box::new(gauge))
 }
 
-/// Registers the metric `version_info`: the binary's version and those that it emulates.
+/// Registers the metric `version_info`: the binary's version, the emulated one and the oldest
+/// compatible one.
 fn register_version(options: &Options) -> prometheus::Result<()> {
     let help = "[ALPHA] Provides the compatibility version info of the component. The component \
                 label is the name of the component, usually kube, but is relevant for \

@@ -164,14 +164,14 @@ pub fn names(table: &[Descriptor]) -> (Vec<&'static str>, Vec<&'static str>) {
 
 /// Returns `list` with the current names of a table in place of older ones.
 pub fn canonical(table: &[Descriptor], list: &[String]) -> Vec<String> {
-    let today = |item: &String| {
+    let with_current_name = |item: &String| {
         let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
         match table.iter().find(|row| row.has_name(name)) {
             Some(row) => format!("{sign}{}", row.name()),
             None => item.clone(),
         }
     };
-    list.iter().map(today).collect()
+    list.iter().map(with_current_name).collect()
 }
 
 /// The section of `/configz` that only 1.37 has.

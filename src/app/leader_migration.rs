@@ -119,8 +119,8 @@ impl LeaderMigration {
     /// Returns the lease under which `controller` runs, by its current name. The last entry about a
     /// controller counts. The token controller never migrates.
     pub fn lease_of(&self, controller: &str) -> Lease {
-        let said = self.leaders.iter().rev().find(|leader| leader.name == controller);
-        match said {
+        let entry = self.leaders.iter().rev().find(|leader| leader.name == controller);
+        match entry {
             _ if controller == TOKEN_CONTROLLER => Lease::Main,
             None => Lease::Main,
             Some(leader) if [self.program, "*"].contains(&leader.component.as_str()) => {

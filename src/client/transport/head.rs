@@ -167,7 +167,7 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     };
     let framing = match (find("transfer-encoding"), find("content-length")) {
         (Some(coding), _) if coding.ends_with("chunked") => Framing::Chunked(ChunkDecoder::new()),
-        // Without a length, or with a coding that is not chunked, the body ends with the connection.
+        // Without a length, or with another coding, the body ends with the connection.
         (Some(_), _) | (None, None) => Framing::UntilClose,
         (None, Some(length)) => {
             Framing::Length(length.parse().map_err(|_| bad(format!("content-length {length}")))?)
