@@ -42,7 +42,7 @@ metrics! {
         "[ALPHA] Time taken to process a ResourcePoolStatusRequest";
 }
 
-/// The controller `resourcepoolstatusrequest-controller`.
+/// Sets up the controller `resourcepoolstatusrequest-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let requests = c.lister::<ResourcePoolStatusRequest>();

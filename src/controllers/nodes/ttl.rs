@@ -25,7 +25,7 @@ const STEPS: &[(u32, u32, u32)] = &[
     (1800, i32::MAX.unsigned_abs(), 300),
 ];
 
-/// The controller `ttl-controller`.
+/// Sets up the controller `ttl-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let nodes = c.lister::<Node>();
     let seconds = Arc::new(AtomicU32::new(STEPS[0].2));

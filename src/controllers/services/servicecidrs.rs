@@ -29,7 +29,7 @@ const MANAGED_BY_LABEL: &str = "ipaddress.kubernetes.io/managed-by";
 /// The value of that label on addresses of the API server's own allocator.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
-/// The controller `service-cidr-controller`.
+/// Sets up the controller `service-cidr-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (cidrs, addresses) = (c.lister::<ServiceCIDR>(), c.lister::<IPAddress>());
     let this = Arc::new(ServiceCidrs {

@@ -21,7 +21,7 @@ metrics! {
         "[ALPHA] Number of PersistentVolumeClaim creation requests";
 }
 
-/// The controller `ephemeral-volume-controller`.
+/// Sets up the controller `ephemeral-volume-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());

@@ -21,7 +21,7 @@ const PROTECTION: Protection = Protection("kubernetes.io/pvc-protection");
 const UNUSED_SINCE: &str = "PersistentVolumeClaimUnusedSinceTime";
 const UNUSED: &str = "Unused";
 
-/// The controller `persistentvolumeclaim-protection-controller`.
+/// Sets up the controller `persistentvolumeclaim-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
     c.index(&pods, &BY_CLAIM);

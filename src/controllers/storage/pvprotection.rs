@@ -13,7 +13,7 @@ use crate::objects::{ObjectKey, PersistentVolume};
 /// Upstream: `volumeutil.PVProtectionFinalizer`.
 const PROTECTION: Protection = Protection("kubernetes.io/pv-protection");
 
-/// The controller `persistentvolume-protection-controller`.
+/// Sets up the controller `persistentvolume-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let this = Arc::new(PvProtection { client: c.client(), volumes: volumes.clone() });

@@ -21,7 +21,7 @@ const fn class_index<T: NamesClasses>() -> Index<T> {
     })
 }
 
-/// The controller `volumeattributesclass-protection-controller`.
+/// Sets up the controller `volumeattributesclass-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let classes = c.lister::<VolumeAttributesClass>();
     let volumes = c.lister::<PersistentVolume>();

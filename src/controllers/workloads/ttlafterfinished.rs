@@ -19,7 +19,7 @@ metrics! {
         "[ALPHA] The time it took to delete the job since it became eligible for deletion";
 }
 
-/// The controller `ttl-after-finished-controller`.
+/// Sets up the controller `ttl-after-finished-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let jobs = c.lister::<Job>();

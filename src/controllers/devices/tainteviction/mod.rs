@@ -46,7 +46,7 @@ const CLAIMS_BY_POOL: Index<ResourceClaim> = Index::new("allocatedPool", |claim,
     }
 });
 
-/// The controller `device-taint-eviction-controller`.
+/// Sets up the controller `device-taint-eviction-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (pods, claims) = (c.lister::<Pod>(), c.lister::<ResourceClaim>());

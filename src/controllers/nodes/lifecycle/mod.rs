@@ -65,7 +65,7 @@ metrics! {
         "[ALPHA] Duration in seconds for NodeController to update the health of all nodes.";
 }
 
-/// The controller `node-lifecycle-controller`.
+/// Sets up the controller `node-lifecycle-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, leases, pods) = (c.lister::<Node>(), c.lister::<Lease>(), c.lister::<Pod>());

@@ -40,8 +40,8 @@ metrics! {
         "[ALPHA] Latency, in seconds, between the time when a taint effect has been activated for the Pod and its deletion via TaintEvictionController.";
 }
 
-/// The controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to run it
-/// as a part of the node lifecycle controller, which no flag can reach any more.
+/// Sets up the controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to
+/// run it as a part of the node lifecycle controller, which no flag can reach any more.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());

@@ -37,7 +37,7 @@ struct EndpointsController {
     writes: Arc<OwnWrites>,
 }
 
-/// The controller `endpoints-controller`.
+/// Sets up the controller `endpoints-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let services = c.lister::<Service>();
     let (pods, endpoints) = (c.lister::<Pod>(), c.lister::<Endpoints>());

@@ -41,7 +41,7 @@ struct EndpointSlices {
     reconciler: Reconciler,
 }
 
-/// The controller `endpointslice-controller`.
+/// Sets up the controller `endpointslice-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (services, pods) = (c.lister::<Service>(), c.lister::<Pod>());

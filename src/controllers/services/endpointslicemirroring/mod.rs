@@ -35,7 +35,7 @@ struct Mirroring {
     clock: SharedClock,
 }
 
-/// The controller `endpointslice-mirroring-controller`.
+/// Sets up the controller `endpointslice-mirroring-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (endpoints, services) = (c.lister::<Endpoints>(), c.lister::<Service>());

@@ -47,7 +47,7 @@ const STATUS_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration
 /// Workers for each queue: writes of different volumes and nodes do not wait for each other.
 const WORKERS: usize = 10;
 
-/// The controller `persistentvolume-attach-detach-controller`.
+/// Sets up the controller `persistentvolume-attach-detach-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (pods, nodes) = (c.lister::<Pod>(), c.lister::<Node>());
     let claims = c.lister::<PersistentVolumeClaim>();

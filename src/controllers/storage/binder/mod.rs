@@ -71,7 +71,7 @@ struct Binder {
     attributes_classes: bool,
 }
 
-/// The controller `persistentvolume-binder-controller`.
+/// Sets up the controller `persistentvolume-binder-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let claims = c.lister::<PersistentVolumeClaim>();

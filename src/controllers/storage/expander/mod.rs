@@ -30,7 +30,7 @@ struct Expander {
     volumes: Lister<PersistentVolume>,
 }
 
-/// The controller `persistentvolume-expander-controller`.
+/// Sets up the controller `persistentvolume-expander-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     let volumes = c.lister::<PersistentVolume>();

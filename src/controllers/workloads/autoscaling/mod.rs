@@ -32,7 +32,7 @@ use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{HorizontalPodAutoscaler, ObjectKey, Pod};
 
-/// The controller `horizontal-pod-autoscaler-controller`.
+/// Sets up the controller `horizontal-pod-autoscaler-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     monitor::register();
     let (autoscalers, pods) = (c.lister::<HorizontalPodAutoscaler>(), c.lister::<Pod>());

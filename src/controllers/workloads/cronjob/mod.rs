@@ -35,7 +35,7 @@ metrics! {
         "[STABLE] Time between when a cronjob is scheduled to be run, and when the corresponding job is created";
 }
 
-/// The controller `cronjob-controller`.
+/// Sets up the controller `cronjob-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (cron_jobs, jobs) = (c.lister::<CronJob>(), c.lister::<Job>());

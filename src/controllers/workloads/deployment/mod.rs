@@ -34,7 +34,7 @@ use sets::Owned;
 /// Upstream: `maxRetries`: 5 ms to 82 s.
 const MAX_RETRIES: u32 = 15;
 
-/// The controller `deployment-controller`.
+/// Sets up the controller `deployment-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (deployments, replica_sets) = (c.lister::<Deployment>(), c.lister::<ReplicaSet>());
     let pods = c.lister::<Pod>();

@@ -27,7 +27,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// The delay before the next sync of a budget whose pods or scales could not be read.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The controller `disruption-controller`.
+/// Sets up the controller `disruption-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (budgets, pods) = (c.lister::<PodDisruptionBudget>(), c.lister::<Pod>());
     let daemon_sets = c.lister::<DaemonSet>();

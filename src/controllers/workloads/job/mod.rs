@@ -119,7 +119,7 @@ impl PodOwner for Job {
     }
 }
 
-/// The controller `job-controller`.
+/// Sets up the controller `job-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (jobs, pods) = (c.lister::<Job>(), c.lister::<Pod>());
