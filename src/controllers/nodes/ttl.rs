@@ -57,6 +57,7 @@ struct Ttl {
 }
 
 impl Ttl {
+    /// Writes the annotation of a node, if it does not show the present TTL.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let wanted = self.seconds.load(Ordering::Relaxed);

@@ -77,6 +77,8 @@ struct ServiceCidrs {
 }
 
 impl ServiceCidrs {
+    /// Keeps the finalizer and the condition Ready of a ServiceCIDR, and lets one go that is
+    /// deleted and not needed.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cidr) = self.cidrs.get(&key) else { return Ok(Next::Done) };
         let Some(deleted) = cidr.meta.deletion_timestamp else {
@@ -207,8 +209,9 @@ fn allocates(subnet: &IpNet, address: IpAddr) -> bool {
     subnet.contains(&address) && address != subnet.network() && !is_broadcast
 }
 
-/// Whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate each of
-/// its addresses that is in use. Upstream: `canDeleteCIDR`.
+/// Returns whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate
+/// each of its addresses that is in use.
+/// Upstream: `canDeleteCIDR`.
 fn can_delete(
     cidr: &ServiceCIDR,
     all: &[Arc<ServiceCIDR>],

@@ -118,6 +118,7 @@ impl EndpointSlices {
         }
     }
 
+    /// Makes the EndpointSlices of a Service show its pods, unless the cache lacks the last writes.
     async fn sync(&self, key: ObjectKey) -> SyncResult {
         let Some(service) = self.services.get(&key) else {
             // Its slices go with their owner.
