@@ -184,6 +184,7 @@ impl SelinuxWarning {
         (!is_ephemeral && spec.plugin != Plugin::Flex).then_some(spec)
     }
 
+    /// Returns whether the volume can be mounted with an SELinux label.
     /// Upstream: `SupportsSELinuxContextMount`.
     fn supports_mount(&self, spec: &Spec) -> bool {
         self.mounts_labels
