@@ -126,6 +126,7 @@ impl Disruption {
         queue.add(first.meta.key());
     }
 
+    /// Updates the status of a budget; if that fails, writes a status that allows no eviction.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(budget) = self.budgets.get(&key) else { return Ok(Next::Done) };
         let error = match self.try_sync(&budget).await {
@@ -145,6 +146,7 @@ impl Disruption {
         Ok(if error.may_pass() { Next::After(RETRY) } else { Next::Done })
     }
 
+    /// Computes the status of a budget from its pods, and writes it.
     /// Upstream: `trySync`.
     async fn try_sync(&self, budget: &PodDisruptionBudget) -> SyncResult {
         let pods = self.pods_of(budget).inspect_err(|error| {

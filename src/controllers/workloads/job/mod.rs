@@ -212,6 +212,7 @@ impl Jobs {
         }
     }
 
+    /// Queues an updated Job, or drops its records when it has finished.
     /// Upstream: `updateJob`.
     fn job_updated(&self, old: &Job, new: &Job) {
         let key = new.meta.key();
