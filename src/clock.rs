@@ -162,6 +162,7 @@ impl Clock for FakeClock {
         self.state.elapsed()
     }
 
+    /// Sleeps until the time of this clock has been moved by `duration`.
     fn sleep(&self, duration: Duration) -> Sleep {
         let state = self.state.clone();
         let due = state.elapsed().saturating_add(duration);

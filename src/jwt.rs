@@ -35,6 +35,7 @@ pub struct LegacyClaims {
 }
 
 impl LegacyClaims {
+    /// Makes the claims of a token in a Secret.
     pub fn new(namespace: &str, account: &str, account_uid: &str, secret: &str) -> LegacyClaims {
         LegacyClaims {
             issuer: LEGACY_ISSUER.to_owned(),
@@ -96,6 +97,7 @@ impl Signer {
             .ok_or_else(|| "data does not contain a valid RSA or ECDSA private key".to_owned())
     }
 
+    /// Makes a signer of an RSA key or a key of one of the three curves; `None` for another key.
     fn from_der(der: &PrivateKeyDer<'_>) -> Option<Signer> {
         let new = |key, public, algorithm, id| Signer {
             key,
@@ -127,7 +129,7 @@ impl Signer {
         &self.public
     }
 
-    /// A token in the compact form.
+    /// Returns a token in the compact form, signed with this key.
     ///
     /// # Errors
     /// When the key can't sign: an RSA key that is too small.
@@ -143,6 +145,7 @@ impl Signer {
         Ok(format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
+    /// Signs `text` by the algorithm of the key.
     fn signature(&self, text: &[u8]) -> Result<Vec<u8>, rsa::signature::Error> {
         Ok(match &self.key {
             // Blinded: the time it takes says nothing about the key.
@@ -166,7 +169,7 @@ impl PublicKey {
         &self.id
     }
 
-    /// The claims of `token`, if it was signed with this key.
+    /// Returns the claims of `token`, if it was signed with this key.
     pub fn verify(&self, token: &str) -> Option<LegacyClaims> {
         let (text, signature) = token.rsplit_once('.')?;
         let (header, claims) = text.split_once('.')?;
@@ -179,6 +182,7 @@ impl PublicKey {
         serde_json::from_slice(&decode(claims)?).ok()
     }
 
+    /// Checks that `signature` is one of `text` with this key.
     fn is_signature(&self, text: &[u8], signature: &[u8]) -> Result<(), rsa::signature::Error> {
         match &self.key {
             VerifyingKey::Rsa(key) => key.verify(text, &signature.try_into()?),
@@ -205,7 +209,7 @@ pub fn rsa_key(der: &PrivateKeyDer<'_>) -> Option<rsa::RsaPrivateKey> {
     }
 }
 
-/// A key of this one kind and of this one curve, in SEC 1 or PKCS #8.
+/// Parses a key of this one kind and of this one curve, in SEC 1 or PKCS #8.
 pub fn key<K>(der: &PrivateKeyDer<'_>) -> Option<K>
 where
     K: for<'a> TryFrom<PrivateKeyInfo<'a>, Error = pkcs8::Error>,

@@ -22,7 +22,7 @@ pub fn escaped_json(json: &str) -> Cow<'_, str> {
     })
 }
 
-/// `replace` appends what stands for an unsafe character.
+/// Replaces the unsafe characters of `text`: `replace` appends what stands for one.
 fn replace_unsafe(text: &str, replace: impl Fn(char, &mut String)) -> Cow<'_, str> {
     if !text.contains(is_unsafe) {
         return Cow::Borrowed(text);

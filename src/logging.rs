@@ -121,7 +121,7 @@ impl Klog {
         }
     }
 
-    /// Whether `-v`, or `--vmodule` for its file, lets the record through.
+    /// Returns whether `-v`, or `--vmodule` for its file, lets the record through.
     fn passes(&self, record: &Record<'_>) -> bool {
         let name = module(record);
         let modules = &self.verbosity.modules;
@@ -142,6 +142,8 @@ impl Log for Klog {
         metadata.level() <= log::max_level()
     }
 
+    /// Writes a record that passes; of a traced sync, writes each record as a decision of the
+    /// trace.
     fn log(&self, record: &Record<'_>) {
         if trace::is_on() && is_logged_in_span(record) {
             // Lines that a traced sync or handler logs are its decisions, at any level.
@@ -193,8 +195,9 @@ fn sync_of(record: &Record<'_>) -> Option<u64> {
     Some(trace::scope().sync).filter(|sync| *sync > 0 && record.target() != trace::TARGET)
 }
 
-/// `I1121 05:02:33.123456       1 file.rs:10] message sync=42`, in UTC; the number
-/// only inside of a sync. Always one line: klog quotes names and errors too.
+/// Formats a record as klog does, in UTC: `I1121 05:02:33.123456       1 file.rs:10] message
+/// sync=42`. The number is there only inside of a sync. Always one line: klog quotes names and
+/// errors too.
 fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     let letter = match record.level() {
         Level::Error => 'E',
@@ -210,6 +213,7 @@ fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), escaped(&message))
 }
 
+/// Formats a record as a line of JSON.
 /// Upstream: `component-base/logs/json`.
 fn json_line(now: Timestamp, record: &Record<'_>) -> String {
     let caller = format!("{}:{}", file(record), record.line().unwrap_or_default());
@@ -230,7 +234,7 @@ fn json_line(now: Timestamp, record: &Record<'_>) -> String {
     escaped_json(&line.to_string()).into_owned()
 }
 
-/// `*` stands for any characters, `?` for one.
+/// Returns whether `name` matches `pattern`: `*` stands for any characters, `?` for one.
 fn glob(pattern: &str, name: &str) -> bool {
     match (pattern.chars().next(), name.chars().next()) {
         (None, None) => true,

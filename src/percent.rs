@@ -1,6 +1,6 @@
 //! Percent-decoding of paths, queries and headers.
 
-/// The bytes of a text with `%XX` for some of them; a `%` without two hexadecimal digits stays.
+/// Decodes a text with `%XX` for some bytes; a `%` without two hexadecimal digits stays.
 pub fn decode_bytes(text: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

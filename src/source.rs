@@ -68,7 +68,7 @@ fn options(scope: &Scope, resource_version: Option<String>, limit: Option<u32>) 
     }
 }
 
-/// The client's error in the cache's terms.
+/// Translates the client's error into the cache's terms.
 fn translate(error: client::Error) -> Error {
     if error.is_expired() {
         return Error::Expired;
@@ -125,6 +125,7 @@ impl Stream for Events {
 }
 
 impl Source for ClientSource {
+    /// Opens a page of a list, whose items are read as they arrive.
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
@@ -147,6 +148,7 @@ impl Source for ClientSource {
         })
     }
 
+    /// Opens a watch, whose events are read as they arrive.
     fn watch<'a>(
         &'a self,
         scope: &'a Scope,

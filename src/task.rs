@@ -60,7 +60,7 @@ pub fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static
     spawn_boxed(Box::pin(future), Location::caller())
 }
 
-/// Compiled once for each result, not for each future.
+/// Spawns a boxed future, as part of the current sync if there is one.
 fn spawn_boxed<T: Send + 'static>(
     future: Pin<Box<dyn Future<Output = T> + Send>>,
     place: &'static Location<'static>,
@@ -329,7 +329,7 @@ impl StopToken {
         StopToken::default()
     }
 
-    /// A token that stops with this one or alone. It is stopped already if this one is.
+    /// Returns a token that stops with this one or alone. It is stopped already if this one is.
     pub fn child(&self) -> StopToken {
         let child = StopToken::new();
         let mut children = self.state.children.lock();

@@ -127,8 +127,7 @@ impl CachedTokens {
 }
 
 impl TokenSource for CachedTokens {
-    /// The kept token, or a new one when it is due for renewal or is the one that the server
-    /// refused.
+    /// Returns the kept token, or requests one when it is due for renewal or was refused.
     fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>> {
         let state = self.state.clone();
         Box::pin(async move {

@@ -25,7 +25,7 @@ fn try_register(options: &Options) -> prometheus::Result<()> {
     prometheus::register(Box::new(Tasks::new()?))
 }
 
-/// The metric `kubernetes_build_info`.
+/// Registers the metric `kubernetes_build_info`.
 fn register_build_info() -> prometheus::Result<()> {
     let info = version_info();
     let names = ["build_date", "compiler", "git_commit", "git_tree_state", "git_version"];
@@ -46,6 +46,8 @@ fn register_build_info() -> prometheus::Result<()> {
     prometheus::register(Box::new(gauge))
 }
 
+/// Registers the metric `version_info`: the binary's version, the emulated one and the oldest
+/// compatible one.
 fn register_version(options: &Options) -> prometheus::Result<()> {
     let help = "[ALPHA] Provides the compatibility version info of the component. The component \
                 label is the name of the component, usually kube, but is relevant for \

@@ -9,7 +9,7 @@ use super::controller_table::{CONTROLLERS, DISRUPTION_SECTION, Descriptor, canon
 use super::leader_migration::LeaderMigration;
 use crate::options::{Options, Release, show_duration};
 
-/// The content of `/configz`, with the migration of `--enable-leader-migration`.
+/// Returns the content of `/configz`, with the migration of `--enable-leader-migration`.
 pub fn content(o: &Options, migration: Option<&LeaderMigration>, release: Release) -> Value {
     let mut configuration = serde_json::Map::new();
     configuration.insert("kind".into(), "KubeControllerManagerConfiguration".into());
@@ -47,7 +47,8 @@ fn shortest(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
-/// The sections that the managers have in common. `table`: the manager's controllers.
+/// Returns the sections of `/configz` that all managers have in common. `table`: the manager's
+/// controllers.
 pub fn shared(table: &[Descriptor], o: &Options, migration: Option<&LeaderMigration>) -> Value {
     json!({
         "Generic": {
@@ -100,6 +101,7 @@ pub fn shared(table: &[Descriptor], o: &Options, migration: Option<&LeaderMigrat
     })
 }
 
+/// Returns the sections of `/configz` about volumes, signing and service accounts.
 fn volumes_and_certificates(o: &Options) -> Value {
     let signer = |cert: &str, key: &str| json!({ "CertFile": cert, "KeyFile": key });
     json!({
@@ -156,6 +158,7 @@ fn volumes_and_certificates(o: &Options) -> Value {
     })
 }
 
+/// Returns the sections of `/configz` of the other controllers of this manager.
 fn controllers(o: &Options) -> Value {
     let (service, secondary) =
         o.service_cluster_ip_range.split_once(',').unwrap_or((&o.service_cluster_ip_range, ""));

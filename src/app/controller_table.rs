@@ -31,7 +31,7 @@ pub struct Descriptor {
     pub constructor: Option<Constructor>,
 }
 
-/// A row that only has a name; the methods add to it.
+/// Returns a row that only has a name; the methods add to it.
 pub const fn row(name: &'static str) -> Descriptor {
     Descriptor {
         profile: Profile::new(name),
@@ -124,7 +124,7 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Why the options do not let the controller run, for the log; `None`: it runs.
+    /// Returns why the options do not let the controller run, for the log; `None` if it runs.
     pub fn skipped(&self, options: &Options) -> Option<&'static str> {
         // The token controller runs even if `--controllers` excludes it, as upstream.
         if self.name() != TOKEN_CONTROLLER && !self.enabled(&options.controllers) {
@@ -162,16 +162,16 @@ pub fn names(table: &[Descriptor]) -> (Vec<&'static str>, Vec<&'static str>) {
     (sorted(&mut table.iter()), off)
 }
 
-/// `list` with the current names of a table in place of older ones.
+/// Returns `list` with the current names of a table in place of older ones.
 pub fn canonical(table: &[Descriptor], list: &[String]) -> Vec<String> {
-    let today = |item: &String| {
+    let with_current_name = |item: &String| {
         let (sign, name) = item.strip_prefix('-').map_or(("", item.as_str()), |name| ("-", name));
         match table.iter().find(|row| row.has_name(name)) {
             Some(row) => format!("{sign}{}", row.name()),
             None => item.clone(),
         }
     };
-    list.iter().map(today).collect()
+    list.iter().map(with_current_name).collect()
 }
 
 /// The section of `/configz` that only 1.37 has.

@@ -20,8 +20,8 @@ use crate::task;
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
-/// A client for reviews: by the kubeconfig, or as the Pod that the manager runs in. `None` without
-/// either.
+/// Makes a client for reviews: by the kubeconfig, or as the Pod that the manager runs in. `None`
+/// without either.
 fn reviewing(
     connect: Connect,
     options: &Options,
@@ -44,7 +44,7 @@ fn reviewing(
     }
 }
 
-/// The configuration of authentication and authorization.
+/// Returns the configuration by which the server authenticates and authorizes its clients.
 ///
 /// # Errors
 /// One line naming the flag and its fault.
@@ -131,7 +131,7 @@ impl Lookup {
             .await
     }
 
-    /// The authorities in files.
+    /// Reads the authorities from the files that the flags name, without asking the API server.
     async fn files(&self) -> Result<Trust, String> {
         let o = &self.options;
         let proxies = "requestheader-client-ca-file";
@@ -179,7 +179,7 @@ impl fmt::Display for LookupFault {
     }
 }
 
-/// The cluster's settings of authentication, used where flags give none.
+/// Reads the cluster's settings of authentication, which are used where flags give none.
 async fn look_up(
     client: &Client,
 ) -> Result<(Option<Authorities>, Option<RequestHeader>), LookupFault> {
@@ -195,7 +195,7 @@ async fn look_up(
     parse_settings(&map["data"]).map_err(|error| fault(&error, true))
 }
 
-/// The settings in the data of the ConfigMap `extension-apiserver-authentication`.
+/// Parses the data of the ConfigMap `extension-apiserver-authentication`.
 fn parse_settings(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
     let authorities = |key: &str| match data[key].as_str() {
         Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),

@@ -15,7 +15,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// there.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The release to follow. Waits until the API server answers, unless a flag names the release.
+/// Returns the release to follow. Waits until the API server answers, unless a flag names the
+/// release.
 pub async fn release(
     options: &Options,
     connection: &dyn Connection,
@@ -50,7 +51,7 @@ pub async fn release(
     }
 }
 
-/// The release for a server with this answer under `/version`.
+/// Returns the release to follow for a server that answered `/version` with `version`.
 fn of_server(version: &Value) -> Release {
     let text = version["gitVersion"].as_str().unwrap_or_default();
     // A provider's own build may say `36+`.

@@ -56,7 +56,7 @@ struct File {
 }
 
 impl LeaderMigration {
-    /// The migration that the flags describe; `None` without one, and without an election.
+    /// Returns the migration that the flags describe; `None` without one, and without an election.
     ///
     /// # Errors
     /// One line naming the flag, the file and its fault.
@@ -74,6 +74,7 @@ impl LeaderMigration {
         Ok(options.leader_elect.then_some(migration))
     }
 
+    /// Parses the file of `--leader-migration-config`; an error lists all of its faults.
     fn parse(yaml: &[u8], program: &'static str) -> Result<LeaderMigration, String> {
         let file: File = serde_yaml_ng::from_slice(yaml).map_err(|error| error.to_string())?;
         let version = match file.api_version.split_once('/') {
@@ -115,11 +116,11 @@ impl LeaderMigration {
         }
     }
 
-    /// The lease under which `controller` runs, by its current name. The last entry about a
+    /// Returns the lease under which `controller` runs, by its current name. The last entry about a
     /// controller counts. The token controller never migrates.
     pub fn lease_of(&self, controller: &str) -> Lease {
-        let said = self.leaders.iter().rev().find(|leader| leader.name == controller);
-        match said {
+        let entry = self.leaders.iter().rev().find(|leader| leader.name == controller);
+        match entry {
             _ if controller == TOKEN_CONTROLLER => Lease::Main,
             None => Lease::Main,
             Some(leader) if [self.program, "*"].contains(&leader.component.as_str()) => {
@@ -138,6 +139,7 @@ impl LeaderMigration {
         })
     }
 
+    /// Returns the migration that is used when no file describes one.
     /// Upstream: `DefaultLeaderMigrationConfiguration`. Two of its names are of no controller: only
     /// `cloud-node-lifecycle-controller` migrates.
     fn without_file(program: &'static str) -> LeaderMigration {

@@ -36,7 +36,8 @@ pub(super) struct LeaseCandidate {
 }
 
 impl LeaseCandidate {
-    /// `identity`: of the contender; the candidate has the same name.
+    /// Builds the candidate of a coordinated election, with an informer and a controller that
+    /// renews it. `identity`: of the contender; the candidate has the same name.
     ///
     /// # Errors
     /// When there is no client.
@@ -144,7 +145,7 @@ impl Renewal {
     }
 }
 
-/// A new candidate for `lease`.
+/// Returns a new LeaseCandidate that stands for `lease`.
 fn candidate(key: &ObjectKey, lease: &str, release: Release, now: Timestamp) -> Value {
     json!({
         "apiVersion": objects::LeaseCandidate::RESOURCE.api_version(),

@@ -81,7 +81,7 @@ pub async fn run(options: Options, connect: Connect) -> ExitCode {
     run_program(Arc::new(KubeControllerManager), options, connect).await
 }
 
-/// As [`run`], for another manager.
+/// Runs another manager as [`run`] does: checks its options, then runs it until stopped.
 pub async fn run_program(
     program: Arc<dyn Program>,
     options: Options,
@@ -110,6 +110,7 @@ pub fn usage() -> String {
     options::usage(&manual, options::FLAGS, &Options::default())
 }
 
+/// Prepares, serves and then runs the controllers; a stop before the election ends it early.
 async fn run_until_stopped(
     program: Arc<dyn Program>,
     options: Options,
@@ -295,7 +296,7 @@ async fn run_elected(served: Served) -> Result<(), Vec<String>> {
     served.tasks.join().await;
     let ended = failure.map_or(Ok(()), |error| Err(vec![error]));
     match served.context.shadow.filter(Shadow::has_begun) {
-        Some(shadow) => shadow::conclude(&served.context.options, &shadow, ended),
+        Some(shadow) => shadow::print_report(&served.context.options, &shadow, ended),
         None => ended,
     }
 }

@@ -23,7 +23,7 @@ const WITHOUT_EFFECT: &[&str] = &[
     "UnlockWhileProcessingFIFO",
 ];
 
-/// What the log says at the start about the given flags, a line each.
+/// Returns the warnings that the log shows at the start about the given flags, a line each.
 pub fn lines(o: &Options) -> Vec<String> {
     let mut notices = o.feature_gates.warnings();
     let mut notice = |when: bool, line: String| {

@@ -31,7 +31,7 @@ const POLLS: u32 = 6;
 /// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
-/// All served paths, without authentication.
+/// Returns all served paths, without authentication.
 pub fn routes(
     program: &Arc<dyn Program>,
     options: &Arc<Options>,
@@ -160,7 +160,7 @@ fn listen(options: &Options) -> Result<TcpListener, String> {
     })
 }
 
-/// With `is_shared`, other processes that set it may bind the same address.
+/// Binds `address`; with `is_shared`, other processes that set it may bind the same one.
 fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     if !is_shared {
         return TcpListener::bind(address);
@@ -176,7 +176,8 @@ fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// The TLS settings of the flags. Creates a self-signed pair in `--cert-dir`, unless it has one.
+/// Returns the TLS settings of the flags. Creates a self-signed pair in `--cert-dir`, unless it has
+/// one.
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     let address = Some(options.bind_address).filter(|address| !address.is_unspecified());
     let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {

@@ -13,8 +13,8 @@ use crate::task::StopToken;
 /// The sync period of volumes: short, so that this manager wants a binding while it is held back.
 const BINDER_PERIOD: Duration = Duration::from_secs(5);
 
-/// The flags, changed for shadow mode: no lease is taken, no token is requested, and objects come
-/// in JSON, whose metadata says who wrote them.
+/// Changes the flags for shadow mode: no lease is taken, no token is requested, and objects come in
+/// JSON, whose metadata says who wrote them.
 pub fn options(options: Options) -> Options {
     Options {
         leader_elect: false,
@@ -55,9 +55,10 @@ pub async fn stop_after_shadow_for<T>(
     std::future::pending().await
 }
 
-/// Prints the report. `Err`: with `--shadow-for`, when it is not clean. `ended`: how the
-/// controllers ended, which does not matter after `--shadow-for`, because no write is in flight.
-pub fn conclude(
+/// Prints the report when the manager has ended, and returns the program's result. With
+/// `--shadow-for` it is an error if the report is not clean. `ended`: how the controllers ended,
+/// which does not matter after `--shadow-for`, because no write is in flight.
+pub fn print_report(
     options: &Options,
     shadow: &Shadow,
     ended: Result<(), Vec<String>>,
@@ -67,9 +68,9 @@ pub fn conclude(
     let mut out = std::io::stdout();
     // A reader that closes early is not an error.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
-    match (options.shadow_for.is_zero() || report.is_clean(), shadow.is_closed()) {
-        (false, _) => Err(Vec::new()),
-        (true, true) => Ok(()),
-        (true, false) => ended,
+    if !options.shadow_for.is_zero() && !report.is_clean() {
+        // The report is the message: the program fails without a line of its own.
+        return Err(Vec::new());
     }
+    if shadow.is_closed() { Ok(()) } else { ended }
 }

@@ -93,7 +93,7 @@ impl Failed {
     }
 }
 
-/// Runs the controllers until stopped.
+/// Runs the controllers of one lease until `stop`, or until a controller or an informer fails.
 ///
 /// # Errors
 /// When the API server is not healthy in time, when a controller or an informer fails, or when
@@ -242,6 +242,7 @@ async fn log_running<T>(
     }
 }
 
+/// Waits until the API server is healthy; fails with its last answer after a time limit.
 /// Upstream: `genericcontrollermanager.WaitForAPIServer`.
 async fn wait_for_api_server(
     connection: &dyn Connection,
@@ -296,7 +297,7 @@ async fn retry_after_outages(outages: Outages, watchers: Vec<Watcher>, stop: Sto
     }
 }
 
-/// How the controllers get their clients.
+/// Returns how the controllers get their clients: all as one user, or each as its account.
 fn clients(
     options: &Options,
     connection: &Arc<dyn Connection>,
@@ -422,7 +423,8 @@ async fn shut_down(
     Some(())
 }
 
-/// `future`'s output, or `None` when it takes longer than `timeout`; zero: as long as it takes.
+/// Returns `future`'s output, or `None` when it takes longer than `timeout`. A `timeout` of zero
+/// does not limit it.
 async fn within<T>(
     clock: &SharedClock,
     timeout: Duration,

@@ -17,8 +17,9 @@ pub fn set(objects: Vec<TraceObject>, verbosity: &Verbosity) {
     verbosity.apply();
 }
 
-/// GET of `/debug/trace` lists what is traced. PUT of `/debug/trace/KIND/NAMESPACE/NAME` adds an
-/// object, DELETE ends its trace; DELETE of `/debug/trace` ends all.
+/// Returns the handler of `/debug/trace`, whose GET lists what is traced. PUT of
+/// `/debug/trace/KIND/NAMESPACE/NAME` adds an object, DELETE ends its trace; DELETE of
+/// `/debug/trace` ends all.
 pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
     let (pipeline, verbosity) = (pipeline.clone(), verbosity.clone());
     serve(move |request: &Request| {
@@ -41,7 +42,8 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
     })
 }
 
-/// The traced objects after a request; `None`: unchanged. `below`: the object that the path names.
+/// Returns the traced objects after a request, or `None` if it does not change them. `below`: the
+/// object that the path names.
 fn traced_after(
     method: &Method,
     mut traced: Vec<TraceObject>,

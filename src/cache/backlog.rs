@@ -59,8 +59,8 @@ impl<T, R> Backlog<T, R> {
         if state.waiting.is_empty() { None } else { state.reader.take() }
     }
 
-    /// The next item, in order, for the reader. `None`: the queue is empty and keeps the reader, or
-    /// it is closed.
+    /// Returns the next item, in order, with its reader. `None`: the queue is empty and keeps the
+    /// reader, or it is closed.
     pub fn next(&self, reader: R) -> Option<(T, R)> {
         let mut state = self.state.lock();
         if state.is_closed {

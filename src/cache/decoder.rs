@@ -36,7 +36,8 @@ impl Decoder {
         Decoder { preferred, decode }
     }
 
-    /// `resource`: its name in errors.
+    /// Decodes `object`; an error names it as well as its bytes allow. `resource`: its name in
+    /// errors.
     pub(super) fn decode(&self, resource: &str, object: &Encoded) -> Received {
         (self.decode)(object).map_err(|cause| {
             let identity = Identity::decode(object);

@@ -31,6 +31,7 @@ pub enum Delta {
 }
 
 impl Delta {
+    /// Returns upstream's name of the delta.
     /// Upstream's name of the delta.
     fn name(&self) -> &'static str {
         match self {
@@ -43,7 +44,7 @@ impl Delta {
         }
     }
 
-    /// The object after the change; of a deletion, its last state known.
+    /// Returns the object after the change; of a deletion, its last state known.
     pub fn object(&self) -> &Arc<dyn AnyObject> {
         match self {
             Delta::Added(object)
@@ -303,8 +304,8 @@ impl DeltaFifo {
         }
     }
 
-    /// As [`mark`](DeltaFifo::mark), with which the server's versions go back: those that wait are
-    /// of the lost history.
+    /// Marks `version`, with which the server's versions go back: those that wait are of the lost
+    /// history. Otherwise as [`mark`](DeltaFifo::mark).
     fn mark_back(&self, state: &mut State, version: u64) {
         state.marks.clear();
         match state.queue.is_empty() {

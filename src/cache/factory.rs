@@ -62,8 +62,8 @@ impl SharedInformerFactory {
         SharedInformerFactory::with_history(source, clock, default_resync, VersionLosses::default())
     }
 
-    /// As [`with_resync`](Self::with_resync); all informers list again after each loss that
-    /// `history` records, and record what they notice there.
+    /// Makes a factory as [`with_resync`](Self::with_resync) does, whose informers list again after
+    /// each loss that `history` records, and record what they notice there.
     pub fn with_history(
         source: Arc<dyn Source>,
         clock: SharedClock,
@@ -99,7 +99,8 @@ impl SharedInformerFactory {
         self.entry(scope, 0)
     }
 
-    /// The informer of `scope`, which is made for the first user. `users`: how many more use it.
+    /// Returns the informer of `scope`, which is made for the first user. `users`: how many more
+    /// use it.
     fn entry<T: Object>(&self, scope: Scope, users: usize) -> SharedIndexInformer<T> {
         let mut entries = self.entries();
         for entry in entries.iter_mut().filter(|entry| *entry.informer.scope() == scope) {

@@ -94,7 +94,8 @@ impl VersionLosses {
         }
     }
 
-    /// The longest time left to wait; `None`: no cache is waited for.
+    /// Returns the longest time left to wait for caches that have not been listed. Otherwise
+    /// records that all losses are settled, and returns `None`.
     fn check(&self, now: Duration) -> Option<Duration> {
         let state = self.inner.state.lock();
         let losses = self.losses();

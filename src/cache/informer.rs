@@ -72,6 +72,7 @@ pub struct InformerStatus {
 }
 
 impl Informer {
+    /// Makes an informer that sends nothing before [`run`](Self::run).
     pub fn new(
         source: Arc<dyn Source>,
         scope: Scope,
@@ -138,6 +139,7 @@ impl Informer {
         self.min_watch_timeout.get_or_init(|| period);
     }
 
+    /// Adds a handler, and wakes the reader of the queue when the handler has a resync period.
     pub fn add_handler(
         &self,
         name: &str,
@@ -269,6 +271,7 @@ impl Informer {
         timer.as_mut().map(|(_, sleep)| sleep)
     }
 
+    /// Applies a change to the cache, and passes it to the handlers.
     /// Upstream: `processDeltas`.
     fn apply(&self, delta: Delta, initial: bool) {
         let mut listeners = self.processor.lock();
@@ -286,7 +289,8 @@ impl Informer {
         }
     }
 
-    /// `is_same`: whether the known state, in front, stays.
+    /// Stores `object` in the cache and passes an addition or an update to the handlers. `is_same`:
+    /// whether the known state, in front, stays.
     fn store(
         &self,
         listeners: &mut Listeners,

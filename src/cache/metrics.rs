@@ -65,6 +65,7 @@ struct Caches {
 }
 
 impl Caches {
+    /// Creates the metrics of informers and reflectors, without values.
     fn new() -> prometheus::Result<Caches> {
         const RESOURCE: [&str; 4] = ["name", "group", "version", "resource"];
         let gauge = |name: &str, help: &str, labels: &[&str]| {
@@ -133,7 +134,7 @@ impl Caches {
         ]
     }
 
-    /// Several informers may have the same labels: their numbers are added.
+    /// Adds the numbers of an informer to the metrics. Several informers may have the same labels.
     fn add_numbers_of(&self, informer: &dyn Measured) {
         let resource = informer.labels();
         self.queued.with_label_values(&resource).add(informer.queued() as i64);
@@ -167,6 +168,7 @@ impl Collector for Caches {
         gauges.chain(self.counters().into_iter().flat_map(Collector::desc)).collect()
     }
 
+    /// Fills the metrics with the numbers of all running informers, and empties them afterwards.
     fn collect(&self) -> Vec<MetricFamily> {
         let running: Vec<_> = RUNNING.lock().iter().filter_map(Weak::upgrade).collect();
         running.iter().for_each(|informer| self.add_numbers_of(&**informer));

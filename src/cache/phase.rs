@@ -100,6 +100,7 @@ pub enum Outcome {
 }
 
 impl From<&Error> for Outcome {
+    /// Classifies an error by what the reflector does about it.
     fn from(error: &Error) -> Outcome {
         match error {
             Error::Expired => Outcome::Expired,
@@ -123,8 +124,9 @@ impl Phase {
         }
     }
 
-    /// The phase after `outcome`. This only decides; the [`Reflector`](super::Reflector) sends and
-    /// sleeps. `backoff` returns the next delay; it is called only when there is a delay to wait.
+    /// Returns the phase after `outcome`. This only decides; the [`Reflector`](super::Reflector)
+    /// sends and sleeps. `backoff` returns the next delay; it is called only when there is a delay
+    /// to wait.
     pub fn after(self, outcome: Outcome, mut backoff: impl FnMut() -> Duration) -> Phase {
         use Outcome::*;
         use Phase::*;
@@ -194,9 +196,9 @@ impl Backoff {
         Backoff { next: Duration::ZERO, reset_at: now, random }
     }
 
-    /// The next delay, for an outcome at the monotonic time `now`. After a version that is too old or
-    /// too new, as after a restart of the server, it is short at a start: the server answers, and all
-    /// that is needed is that not all caches list at once.
+    /// Returns the next delay, for an outcome at the monotonic time `now`. After a version that is
+    /// too old or too new, as after a restart of the server, it is short at a start: the server
+    /// answers, and all that is needed is that not all caches list at once.
     pub fn next(&mut self, outcome: Outcome, now: Duration) -> Duration {
         if now.saturating_sub(self.reset_at) > Backoff::RESET {
             self.reset(now);

@@ -167,6 +167,7 @@ impl Listeners {
 }
 
 impl Processor {
+    /// Makes the processor of an informer, without handlers.
     pub fn new(informer: Arc<str>, clock: SharedClock) -> Processor {
         let tasks = Arc::new(TaskGroup::new());
         let listeners = Listeners {

@@ -26,7 +26,8 @@ impl Progress {
         self.events.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// `counts`: the counters of its informer.
+    /// Returns the state of the reflector for the debug page. `counts`: the counters of its
+    /// informer.
     pub fn status(&self, counts: &Counts, now: Duration) -> ReflectorStatus {
         let phase = self.phase.lock().clone();
         ReflectorStatus {
@@ -54,6 +55,7 @@ pub struct ReflectorStatus {
     pub objects: u64,
 }
 
+/// Describes a phase in words, for the debug page.
 fn describe(phase: &Phase) -> String {
     let from = |start: &Start| match start {
         Start::Any => "at any version".to_owned(),

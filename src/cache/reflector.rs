@@ -115,8 +115,8 @@ struct Open {
 }
 
 impl Reflector {
-    /// A reflector that sends nothing before [`run`](Self::run). `name`: the scope in logs and
-    /// metrics. `store`: the queue that it alone writes.
+    /// Makes a reflector that sends nothing before [`run`](Self::run). `name`: the scope in logs
+    /// and metrics. `store`: the queue that it alone writes.
     pub fn new(
         name: Arc<str>,
         scope: Arc<Scope>,
@@ -296,7 +296,8 @@ impl Reflector {
         }
     }
 
-    /// `event`: the server's name for it, for the trace.
+    /// Decodes an object, and logs one that cannot be decoded. `event`: the server's name for it,
+    /// for the trace.
     fn decode(&self, object: &Encoded, event: &str) -> Received {
         self.progress.received();
         panics::at(|| format!("reflector of {}", self.name));
@@ -361,9 +362,9 @@ impl Reflector {
         Ok(version)
     }
 
-    /// How old the next list may be: not older than what was written. Only a list of the newest
-    /// version may be older: it follows when the server has lost versions, after a restored backup
-    /// for example.
+    /// Returns how old the next list may be: not older than what was written. Only a list of the
+    /// newest version may be older: it follows when the server has lost versions, after a restored
+    /// backup for example.
     fn start_of_list(&mut self, start: Start) -> Start {
         match start {
             Start::Any if self.written == 0 => Start::Any,
@@ -451,7 +452,8 @@ impl Reflector {
         Ok(Open { events, deadline, end })
     }
 
-    /// The list as the initial events of a watch, and the watch. Upstream: `watchList`.
+    /// Reads the list as the initial events of a watch, and returns its version with the watch.
+    /// Upstream: `watchList`.
     async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         self.counts.streams.add_one();
         let losses = self.follower.losses();
@@ -491,7 +493,7 @@ impl Reflector {
         Err(self.end_of_watch(begun, silent))
     }
 
-    /// The whole list, in pages unless the server's watch cache sends it at once.
+    /// Reads the whole list, in pages unless the server's watch cache sends it at once.
     /// Upstream: `Reflector.list`, `pager`.
     async fn list(&mut self, start: Start) -> Result<u64, Error> {
         self.counts.lists.add_one();
@@ -527,7 +529,7 @@ impl Reflector {
         }
     }
 
-    /// One page: the version of the list, and the token of the next page.
+    /// Reads one page, and returns the version of the list with the token of the next page.
     async fn list_page(&mut self, request: ListRequest) -> Result<(u64, Option<String>), Error> {
         let (source, scope) = (self.source.clone(), self.scope.clone());
         let mut parts = source.list(&scope, self.decoder.preferred, request).await?;
@@ -555,7 +557,8 @@ impl Reflector {
         })
     }
 
-    /// `from`: the version of the last event, kept up to date.
+    /// Applies the events of a watch until it ends, and returns how it ended. `from`: the version
+    /// of the last event, kept up to date.
     async fn watch(&mut self, from: &mut u64, open: Option<Open>) -> Outcome {
         let begun = self.clock.monotonic();
         let mut open = match open {

@@ -109,8 +109,8 @@ impl<T: Object> SharedIndexInformer<T> {
         )
     }
 
-    /// `failure`: gets the report when the informer keeps panicking. `history`: the losses of
-    /// versions after which it lists again.
+    /// Makes an informer of a factory. `failure`: gets the report when the informer keeps
+    /// panicking. `history`: the losses of versions after which it lists again.
     pub(super) fn reporting(
         source: Arc<dyn Source>,
         scope: Scope,

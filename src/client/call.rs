@@ -71,8 +71,8 @@ impl Call {
         self
     }
 
-    /// The same request, with `body` as JSON. `content_type`: `application/json`, or a patch's
-    /// type.
+    /// Returns the same request, with `body` as JSON. `content_type`: `application/json`, or a
+    /// patch's type.
     ///
     /// # Errors
     /// [`Error::Request`] when `body` does not serialize.

@@ -106,7 +106,7 @@ impl ChunkDecoder {
     }
 }
 
-/// The state after one byte that is not data.
+/// Returns the state after one byte that is not data.
 fn next_state(state: State, byte: u8) -> Result<State, BadChunk> {
     let sized = |value| if value == 0 { State::TrailerStart } else { State::Data { left: value } };
     Ok(match (state, byte) {

@@ -151,7 +151,8 @@ fn frames<'a>(mut bytes: &'a [u8], found: &mut dyn FnMut(&[u8])) -> Result<&'a [
     Ok(bytes)
 }
 
-/// An event's type, and its object in an envelope. Upstream: `metav1.WatchEvent`.
+/// Splits an encoded event into its type and its object in an envelope.
+/// Upstream: `metav1.WatchEvent`.
 pub fn event(mut event: &[u8]) -> Result<(&[u8], &[u8]), protobuf::Error> {
     let (mut kind, mut object): (&[u8], &[u8]) = (&[], &[]);
     while let Some((number, wire)) = protobuf::field(&mut event)? {

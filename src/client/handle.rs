@@ -81,7 +81,7 @@ pub(super) struct Inner {
 }
 
 impl Client {
-    /// A client for the server that `config` names. Sends nothing.
+    /// Makes a client for the server that `config` names. Sends nothing.
     ///
     /// # Errors
     /// [`Error::Config`] when the address is malformed, or a certificate, key or proxy cannot be
@@ -184,9 +184,9 @@ impl Client {
         self.derive(|derived| derived.is_urgent = true)
     }
 
-    /// The same server, under another User-Agent and with `tokens` as the only credentials: without
-    /// the client certificate, the token and the impersonation of this client. Its connections are
-    /// shared with other clients of this kind only.
+    /// Makes a client for the same server, under another User-Agent and with `tokens` as the only
+    /// credentials: without the client certificate, the token and the impersonation of this client.
+    /// Its connections are shared with other clients of this kind only.
     ///
     /// # Errors
     /// [`Error::Config`] when the certificate authority cannot be used.
@@ -212,7 +212,7 @@ impl Client {
         }))
     }
 
-    /// A client that differs by `change` and has a limiter of its own.
+    /// Makes a client that differs by `change` and has a limiter of its own.
     fn derive(&self, change: impl FnOnce(&mut Inner)) -> Client {
         let limiter =
             |config: &Config| Bucket::new(config.qps, config.burst, self.inner.clock.clone());
@@ -288,7 +288,7 @@ impl Client {
         self.inner.discovery.get(|_| true, fetch).await
     }
 
-    /// From now on, asks for each of these resources in the first of its versions that the server
+    /// Asks from now on for each of these resources in the first of its versions that the server
     /// serves by discovery, in place of the version that the caller names. Each later
     /// [`Client::discover`] chooses again. For the clients that are derived from one another.
     ///
@@ -319,7 +319,7 @@ impl Client {
     }
 }
 
-/// A pool of connections to `base`.
+/// Makes a pool of connections to `base`.
 fn connections(
     base: &Url,
     tls: Tls,

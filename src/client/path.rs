@@ -87,7 +87,7 @@ fn faults(segment: &str) -> Vec<String> {
     forbidden.map(|byte| format!("may not contain '{byte}'")).collect()
 }
 
-/// A segment, escaped where it has to be.
+/// Returns a segment, escaped where it has to be.
 fn escape(text: &str) -> Cow<'_, str> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
     if text.bytes().all(plain) {

@@ -4,8 +4,9 @@ use der::pem::LineEnding;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
-/// The certificates in PEM; blocks of other kinds are ignored. Malformed blocks are skipped and
-/// logged. The content of a block is not checked. Upstream: `pem.Decode`.
+/// Reads the certificates in PEM; blocks of other kinds are ignored. Malformed blocks are skipped
+/// and logged. The content of a block is not checked.
+/// Upstream: `pem.Decode`.
 pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     // One at a time: a malformed block may have no end, and must not hide the next one.
     let starts: Vec<usize> = memchr::memmem::find_iter(text, "-----BEGIN ").collect();

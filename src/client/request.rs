@@ -45,7 +45,8 @@ impl Client {
         decoded
     }
 
-    /// As [`Self::fetch`], for an object that may come in protobuf, where `message` describes it.
+    /// Reads an object as [`Self::fetch`] does, but also one that comes in protobuf, where
+    /// `message` describes it.
     pub async fn fetch_message<T: DeserializeOwned>(
         &self,
         call: &Call,
@@ -70,19 +71,21 @@ impl Client {
         self.send_into(call, Vec::new).await
     }
 
-    /// [`Self::send`] into the buffer that `empty` gives once the answer begins.
+    /// Sends a request as [`Self::send`] does, and reads the answer into the buffer that `empty`
+    /// gives once the answer begins.
     async fn send_into(&self, call: &Call, empty: fn() -> Vec<u8>) -> Result<Vec<u8>> {
         let mut answer = self.open(call).await?;
         let mut body = empty();
         answer.read_to_end(&mut body).await.map_err(|error| transport_error(call, error))?;
         self.count_response(call, body.len());
         if trace::current() != 0 && call.method != "GET" {
-            written_metadata(call, &body, self.inner.clock.monotonic());
+            trace_write(call, &body, self.inner.clock.monotonic());
         }
         Ok(body)
     }
 
-    /// As [`Self::send`], for answers that are not needed: the body is read, not kept in memory.
+    /// Sends a request as [`Self::send`] does, whose answer is not needed: the body is read, not
+    /// kept in memory.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
         if trace::current() != 0 {
             return self.send(call).await.map(drop);
@@ -228,7 +231,7 @@ impl Client {
         Err(Error::from_answer(call.to_string(), code, retry_after, is_text, &body))
     }
 
-    /// The request as http-types has it.
+    /// Builds the request in the form of http-types, with credentials and headers.
     fn build_request(&self, call: &Call, shown: &Shown) -> Result<http_types::Request> {
         let inner = &self.inner;
         let mut url = inner.base.clone();
@@ -267,8 +270,8 @@ impl Client {
     }
 }
 
-/// The wait before the next attempt, after `tries` of them; `None`: no further attempt. `random`: 0
-/// to 1.
+/// Returns the wait before the next attempt, after `tries` of them; `None` if there is no further
+/// attempt. `random`: 0 to 1.
 fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Option<Duration> {
     match error {
         // The server asks for another try, and has done nothing.
@@ -285,9 +288,9 @@ fn wait_before_retry(call: &Call, error: &Error, tries: u32, random: f64) -> Opt
     }
 }
 
-/// The written object's metadata in an answer, for the trace.
+/// Passes the metadata of the written object, which the answer holds, to the trace.
 #[cold]
-fn written_metadata(call: &Call, body: &[u8], now: Duration) {
+fn trace_write(call: &Call, body: &[u8], now: Duration) {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Answer {

@@ -43,8 +43,8 @@ impl<T> Default for SingleFlight<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
-    /// The value, if it is there and `is_current`; else the result of the run under way, or of
-    /// `make`.
+    /// Returns the value, if it is there and `is_current`; else the result of the run under way, or
+    /// of `make`.
     pub async fn get<F>(
         &self,
         is_current: impl FnOnce(&T) -> bool,
@@ -106,6 +106,7 @@ impl<T: Clone> Ending<T> {
 }
 
 impl<T: Clone> Drop for Ending<T> {
+    /// Ends the run with its result; a run that has panicked ends with an error.
     fn drop(&mut self) {
         let result = self.result.take().unwrap_or_else(|| {
             let request = "a task of the client".to_owned();

@@ -208,7 +208,7 @@ impl ListSplitter {
                 Inside::Metadata => 1,
                 // The first byte of an item or of the metadata is scanned again, as its part.
                 _ => {
-                    if self.outside(*byte, found) {
+                    if self.scan_outside(*byte, found) {
                         bytes = rest;
                     }
                     continue;
@@ -232,8 +232,9 @@ impl ListSplitter {
         }
     }
 
-    /// One byte that is part of neither an item nor the metadata. `false`: it is the first of one.
-    fn outside(&mut self, byte: u8, found: &mut dyn FnMut(ListPiece)) -> bool {
+    /// Scans one byte that is part of neither an item nor the metadata. `false`: it is the first of
+    /// one.
+    fn scan_outside(&mut self, byte: u8, found: &mut dyn FnMut(ListPiece)) -> bool {
         let (before, was_string) = (self.scanner.depth, self.scanner.in_string);
         if byte == b'{' && !was_string {
             match self.inside {

@@ -59,8 +59,8 @@ impl ListStream {
         ListStream { request, body, splitter, found, meta }
     }
 
-    /// The next part; the last one is `End`. After that, and after an error, the stream must not be
-    /// read. May be dropped at any time: what has been read is kept for the next call.
+    /// Returns the next part; the last one is `End`. After that, and after an error, the stream
+    /// must not be read. May be dropped at any time: what has been read is kept for the next call.
     ///
     /// # Errors
     /// [`Error::Transport`] when the body is cut off or late, [`Error::Decode`] when it is not a
@@ -177,9 +177,9 @@ impl WatchStream {
         WatchStream { request, body: body.into_reader(), splitter, found: VecDeque::new() }
     }
 
-    /// The next event, in the server's order; `None` when the server has ended the watch, as it
-    /// does after the timeout. After `None` or an error the stream is at its end. May be dropped at
-    /// any time: no event is lost.
+    /// Returns the next event, in the server's order; `None` when the server has ended the watch,
+    /// as it does after the timeout. After `None` or an error the stream is at its end. May be
+    /// dropped at any time: no event is lost.
     ///
     /// # Errors
     /// [`Error::Status`] of an ERROR event, with the Status in it; [`Error::Transport`] when the
@@ -254,7 +254,7 @@ fn split_event(document: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((kind, object))
 }
 
-/// An event of a JSON watch.
+/// Decodes an event of a JSON watch.
 fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, json) = match split_event(document) {
         Some(parts) => parts,
@@ -276,7 +276,8 @@ fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     })
 }
 
-/// `encoded`: the object as it arrived, which may be a Status.
+/// Makes an event from its type and its object; an ERROR event becomes an error. `encoded`: the
+/// object as it arrived, which may be a Status.
 fn event(
     request: &str,
     kind: &[u8],

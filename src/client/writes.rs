@@ -34,7 +34,8 @@ pub(super) struct WriteCounter {
 }
 
 impl WriteCounter {
-    /// `failed`: the answer has no 2xx status.
+    /// Counts a write by its verb, or as an event; reads are not counted. `failed`: the answer has
+    /// no 2xx status.
     pub fn count_write(&self, call: &Call, failed: bool) {
         let of_verb = match call.method {
             "POST" => &self.create,
@@ -50,6 +51,7 @@ impl WriteCounter {
         }
     }
 
+    /// Returns the counts up to now.
     pub fn get(&self) -> Writes {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Writes {

@@ -80,7 +80,7 @@ impl Certificate {
         dns.collect()
     }
 
-    /// The addresses among the alternative names; none when that extension is malformed.
+    /// Returns the addresses among the alternative names; none when that extension is malformed.
     pub fn ip_addresses(&self) -> Vec<IpAddr> {
         let addresses = self.alternative_names().filter_map(|name| match name {
             GeneralName::IpAddress(bytes) => match *bytes.as_bytes() {
@@ -157,8 +157,8 @@ fn text_of(value: &Any) -> Option<String> {
     string(value.tag().into(), value.value()).ok().flatten()
 }
 
-/// The text of a string in DER, of which `tag` is the type; `None` of a type that is no text to Go.
-/// By hand: `der` refuses what Go takes, `*` and `&` in a PrintableString and Latin-1.
+/// Returns the text of a string in DER, of which `tag` is the type; `None` of a type that is no
+/// text to Go. By hand: `der` refuses what Go takes, `*` and `&` in a PrintableString and Latin-1.
 ///
 /// # Errors
 /// When a byte is not allowed in a string of this type.

@@ -78,6 +78,7 @@ impl EventBroadcaster {
         EventBroadcaster::to_writer(ClientWriter(client), clock)
     }
 
+    /// Makes a broadcaster whose task sends the events to `writer`.
     fn to_writer(writer: impl EventWriter, clock: SharedClock) -> EventBroadcaster {
         // Unbounded, since a bounded queue allocates all its places; `record` keeps the bound.
         let (sender, receiver) = async_channel::unbounded();
@@ -138,6 +139,8 @@ struct QueueSink {
 }
 
 impl EventSink for QueueSink {
+    /// Queues an event for the broadcaster's task; drops it when too many wait or after the
+    /// shutdown.
     fn record(
         &self,
         about: &ObjectReference,
@@ -187,6 +190,8 @@ struct EventSender<W> {
 }
 
 impl<W: EventWriter> EventSender<W> {
+    /// Makes the sender of a broadcaster. `waiting`: the number of queued events, which it counts
+    /// down.
     fn new(
         writer: W,
         clock: SharedClock,
@@ -261,7 +266,8 @@ impl<W: EventWriter> EventSender<W> {
         );
     }
 
-    /// `Err`: a retry may succeed.
+    /// Sends an event once, as a patch of the stored one if `again`, and logs a refusal. `Err`: a
+    /// retry may succeed.
     async fn try_send(&self, event: &Event, again: bool) -> Result<(), String> {
         let mut result = if again { self.writer.patch(event).await } else { Ok(()) };
         // The server has expired the event: the series starts again there.

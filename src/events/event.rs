@@ -107,7 +107,7 @@ impl Serialize for Null {
 }
 
 impl Event {
-    /// `nanos` makes the name unique among the events about one object.
+    /// Makes an event about an object, which counts as one occurrence.
     pub fn new(
         component: ArcStr,
         about: &ObjectReference,

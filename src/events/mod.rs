@@ -42,7 +42,7 @@ impl ObjectReference {
         ObjectReference::of(&T::RESOURCE, object.meta())
     }
 
-    /// A reference to the object of this type with these metadata. The field path is empty.
+    /// Makes a reference to the object of this type with these metadata. The field path is empty.
     pub fn of(resource: &ResourceType, meta: &Meta) -> ObjectReference {
         ObjectReference {
             api_version: match &*resource.group {

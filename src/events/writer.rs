@@ -54,7 +54,7 @@ impl EventWriter for ClientWriter {
     }
 }
 
-/// What a failure means for a retry.
+/// Classifies a failure by what it means for a retry.
 fn write_error(error: client::Error) -> WriteError {
     let message = error.to_string();
     if error.is_not_found() {

@@ -25,10 +25,10 @@ pub struct LeaderCallbacks {
 }
 
 impl LeaderCallbacks {
-    /// `started` is the leader's work. It is called when the lock is ours and runs as a task of its
-    /// own; it has to end soon after its token stops. `stopped` is called once when the election
-    /// has ended, even if we never led; it runs on the elector's task and must not block. Upstream:
-    /// `OnStartedLeading`, `OnStoppedLeading`.
+    /// Makes the callbacks of an election. `started` is the leader's work. It is called when the
+    /// lock is ours and runs as a task of its own; it has to end soon after its token stops.
+    /// `stopped` is called once when the election has ended, even if we never led; it runs on the
+    /// elector's task and must not block. Upstream: `OnStartedLeading`, `OnStoppedLeading`.
     pub fn new<F>(
         started: impl FnOnce(StopToken) -> F + Send + 'static,
         stopped: impl FnOnce() + Send + 'static,

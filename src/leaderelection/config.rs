@@ -34,8 +34,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Upstream's times, 15 s, 10 s and 2 s, for a lock that is released after a stop. `name`: see
-    /// [`Config::name`].
+    /// Makes a configuration with upstream's times, 15 s, 10 s and 2 s, for a lock that is released
+    /// after a stop. `name`: see [`Config::name`].
     pub fn new(name: impl Into<String>, lock: Arc<dyn Lock>) -> Config {
         Config {
             lock,
@@ -48,7 +48,7 @@ impl Config {
         }
     }
 
-    /// The first fault.
+    /// Returns the first fault of the configuration as an error.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.lease_duration <= self.renew_deadline {
             return Err(ConfigError::LeaseNotLongerThanRenewDeadline);

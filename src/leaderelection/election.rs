@@ -96,7 +96,7 @@ impl Election {
         }
     }
 
-    /// The next request, or whether we hold the lock now. `at` is the time of the answer.
+    /// Returns the next request, or whether we hold the lock now. `at` is the time of the answer.
     pub fn after(
         &mut self,
         attempt: Attempt,
@@ -147,9 +147,9 @@ impl Election {
         }
     }
 
-    /// The record that releases the lock, to be written over `current`; `None` if it is not ours.
-    /// From now on we do not hold the lock: once the record is on its way, another contender may
-    /// take it before we see the answer.
+    /// Returns the record that releases the lock, to be written over `current`; `None` if it is not
+    /// ours. From now on we do not hold the lock: once the record is on its way, another contender
+    /// may take it before we see the answer.
     pub fn release(&mut self, current: &Record, now: Timestamp) -> Option<Record> {
         self.written_at = None;
         (self.is_leader() && current.holder_identity == self.identity).then(|| Record {

@@ -101,7 +101,7 @@ impl LeaderElector {
         Guard::new(move || elector.holds_lease())
     }
 
-    /// Whether this contender may go on, for a health check under [`HealthzAdaptor::NAME`].
+    /// Checks whether this contender may go on, for a health check under [`HealthzAdaptor::NAME`].
     ///
     /// # Errors
     /// When we led last, could not renew, and our lease expired more than `tolerable` ago: the
@@ -152,6 +152,8 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
+    /// Waits for the lock, runs `lead` while it is held, and releases it after a stop if the work
+    /// has ended.
     async fn run(
         &mut self,
         lead: Box<dyn FnOnce(StopToken) -> Leading + Send>,
@@ -297,6 +299,7 @@ impl Inner {
         held
     }
 
+    /// Sends a request to the lock, and logs its failure.
     async fn carry_out(&self, attempt: &Attempt) -> Outcome {
         let (lock, name) = (&self.config.lock, &self.config.name);
         let (doing, result) = match attempt {
@@ -342,7 +345,7 @@ impl Inner {
             .await
     }
 
-    /// The result of `request`, or `LockError::TimedOut`.
+    /// Returns the result of `request`, or `LockError::TimedOut`.
     async fn with_timeout<T>(
         &self,
         time: Duration,

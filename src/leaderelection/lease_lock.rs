@@ -67,6 +67,8 @@ impl Lock for LeaseLock {
         self.key.to_string()
     }
 
+    /// Reads the Lease, and reports lost versions when it is older than the one read or written
+    /// before.
     fn get(&self) -> LockFuture<'_, Option<LeaderElectionRecord>> {
         Box::pin(async {
             let lease: Value = match self.leases.get(&self.key).await {
@@ -83,6 +85,7 @@ impl Lock for LeaseLock {
         })
     }
 
+    /// Creates the Lease with `record`.
     fn create<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
         Box::pin(async {
             let mut lease = json!({
@@ -107,6 +110,7 @@ impl Lock for LeaseLock {
         })
     }
 
+    /// Records an event about the Lease, once it has been read or written.
     fn record_event(&self, what: &str) {
         let Some(recorder) = &self.recorder else { return };
         let meta = self
@@ -145,7 +149,7 @@ struct Spec {
     strategy: Option<String>,
 }
 
-/// The record in the spec of a Lease.
+/// Reads the record in the spec of a Lease.
 fn record_of(lease: &Value) -> Result<LeaderElectionRecord, LockError> {
     let spec = from_json::<Option<Spec>>(&lease["spec"].to_string())
         .map_err(|error| LockError::Malformed(format!("spec: {error}")))?

@@ -161,7 +161,7 @@ pub fn disable(names: &[String]) {
     DISABLED.get_or_init(|| names.to_vec());
 }
 
-/// Every registered metric in the Prometheus text format, version 0.0.4.
+/// Returns every registered metric in the Prometheus text format, version 0.0.4.
 pub fn render() -> Vec<u8> {
     // Some collectors fill series, read them and empty them: two readers would mix their numbers.
     static READING: Mutex<()> = Mutex::new(());
@@ -201,7 +201,7 @@ fn with_gos_bounds(text: &str) -> String {
     out
 }
 
-/// The number with an exponent, if Go writes it with one.
+/// Returns the number with an exponent, if Go writes it with one.
 fn gos_exponent(number: &str) -> Option<String> {
     let bound = number.parse::<f64>().ok().filter(|bound| bound.is_finite() && *bound != 0.0)?;
     if (1e-4..1e6).contains(&bound.abs()) {

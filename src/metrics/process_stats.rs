@@ -59,6 +59,7 @@ pub struct Reading {
 }
 
 impl Process {
+    /// Creates the metrics of the process, with how each one's value is picked from a reading.
     fn new() -> Option<Process> {
         let gauge = |name: &str, help: &str, read: Pick| Some((Gauge::new(name, help).ok()?, read));
         let counter =
@@ -106,6 +107,7 @@ impl Collector for Process {
         self.counters.iter().flat_map(|(counter, _)| counter.desc()).chain(gauges).collect()
     }
 
+    /// Reads the state of the process from `/proc`, and sets all metrics to it.
     fn collect(&self) -> Vec<MetricFamily> {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let mut reading = current();
@@ -158,7 +160,7 @@ pub fn read(stat: &str, status: &str, system: &str) -> Reading {
     }
 }
 
-/// The soft limits of open files and of virtual memory in the text of `limits`.
+/// Reads the soft limits of open files and of virtual memory from the text of `limits`.
 fn limits(text: &str) -> (f64, f64) {
     let soft = |name: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
@@ -171,7 +173,8 @@ fn limits(text: &str) -> (f64, f64) {
     (soft("Max open files"), soft("Max address space"))
 }
 
-/// The bytes received and sent in the text of `netstat`: lines of names above lines of numbers.
+/// Reads the bytes received and sent from the text of `netstat`: lines of names above lines of
+/// numbers.
 fn octets(text: &str) -> (f64, f64) {
     let mut lines = text.lines().filter(|line| line.starts_with("IpExt:"));
     let (names, values) = (lines.next().unwrap_or_default(), lines.next().unwrap_or_default());

@@ -27,7 +27,7 @@ fn minor(text: &str) -> Option<u32> {
     minor.strip_suffix(".0").unwrap_or(minor).parse().ok().filter(|minor| *minor > 0)
 }
 
-/// The faults of the versions, a line each.
+/// Returns the faults of the versions, a line each.
 pub(super) fn version_problems(o: &Options) -> Vec<String> {
     let mut problems = Vec::new();
     for (flag, versions) in [
@@ -61,7 +61,7 @@ pub(super) fn version_problems(o: &Options) -> Vec<String> {
     problems
 }
 
-/// The fault of `--min-compatibility-version` while `newest` is followed.
+/// Returns the fault of `--min-compatibility-version` while `newest` is followed.
 pub(super) fn min_compatibility_problem(o: &Options, newest: Release) -> Option<String> {
     let least = o.min_compatibility_version.last().and_then(|text| minor(text))?;
     let oldest = Release::OLDEST;

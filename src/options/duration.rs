@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Go's `time.ParseDuration` for durations that are not negative: `1h30m`, `1.5s`, `100ms`, `0`.
+/// Parses a duration as Go's `time.ParseDuration` does, if it is not negative: `1h30m`, `1.5s`,
+/// `100ms`, `0`.
 ///
 /// # Errors
 /// When `text` is not such a duration.
@@ -64,7 +65,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(invalid)
 }
 
-/// Go's `Duration.String`: `1h30m0s`, `1.5s`, `100ms`.
+/// Formats a duration as Go's `Duration.String` does: `1h30m0s`, `1.5s`, `100ms`.
 pub fn show_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let decimal = |unit: u128, suffix: &str| {

@@ -6,7 +6,7 @@ use super::release::Release;
 use super::values::Gates;
 
 impl Gates {
-    /// Whether a gate is on. One that the release does not have is off.
+    /// Returns whether a gate is on. One that the release does not have is off.
     pub fn enabled(&self, name: &str) -> bool {
         let Some(spec) = spec(name, self.release) else { return false };
         if spec.locked {
@@ -30,7 +30,8 @@ impl Gates {
         })
     }
 
-    /// Unknown and locked gates, and gates whose dependencies are off, at this release.
+    /// Returns the faults of the given gates at this release: unknown and locked ones, and those
+    /// whose dependencies are off.
     fn problems_in(&self, release: Release) -> Vec<String> {
         let problem = |(name, on): &(String, bool)| match state(name, release) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
@@ -153,7 +154,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 ];
 
 impl Gates {
-    /// Warnings about the given gates, a line each.
+    /// Returns the warnings about the given gates, a line each.
     pub fn warnings(&self) -> Vec<String> {
         let warning = |(name, on): &(String, bool)| {
             let stage = match spec(name, self.release)?.stage {

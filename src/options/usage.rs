@@ -20,7 +20,7 @@ pub struct Manual<'a> {
     pub off: &'a [&'a str],
 }
 
-/// The text of a manager's `--help`.
+/// Returns the text of a manager's `--help`.
 pub fn usage<T>(manual: &Manual<'_>, flags: &[FlagInfo<T>], defaults: &T) -> String {
     let Manual { program, about, controllers, off } = manual;
     let more = |field: &str| match field {
@@ -34,8 +34,8 @@ pub fn usage<T>(manual: &Manual<'_>, flags: &[FlagInfo<T>], defaults: &T) -> Str
     program_usage(program, about, flags, defaults, more)
 }
 
-/// The text of a program's `--help`: what it is `about`, and its flags in groups, with kinds and
-/// defaults. `more`: the lines below the help of a flag, by its field.
+/// Returns the text of a program's `--help`: what it is `about`, and its flags in groups, with
+/// kinds and defaults. `more`: the lines below the help of a flag, by its field.
 pub fn program_usage<T>(
     program: &str,
     about: &str,
@@ -84,7 +84,8 @@ pub fn program_usage<T>(
     text
 }
 
-/// The gates that may be set, a line each. Upstream: `KnownFeatures`.
+/// Returns the gates that may be set, a line each.
+/// Upstream: `KnownFeatures`.
 fn gates() -> Vec<String> {
     let mut gates = BTreeMap::new();
     for release in [Release::V1_36, Release::V1_37] {

@@ -50,7 +50,8 @@ impl Faults {
     }
 }
 
-/// All faults, a line each. `known_controller` tests a name in `--controllers`.
+/// Returns all faults of the options, a line each. `known_controller` tests a name in
+/// `--controllers`.
 pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
     let mut faults = Faults(options.feature_gates.problems(&possible(options)));
     faults.0.extend(version_problems(options));
@@ -89,7 +90,7 @@ fn elections(o: &Options, faults: &mut Faults) {
     }
 }
 
-/// The names in `--controllers`, and one period.
+/// Checks the names in `--controllers`, and one period.
 fn controllers(o: &Options, known_controller: &dyn Fn(&str) -> bool, faults: &mut Faults) {
     for item in o.controllers.iter().filter(|item| *item != "*") {
         let name = item.strip_prefix('-').unwrap_or(item);
@@ -104,7 +105,7 @@ fn controllers(o: &Options, known_controller: &dyn Fn(&str) -> bool, faults: &mu
     );
 }
 
-/// The secure port and its certificates.
+/// Checks the secure port and its certificates.
 fn serving(o: &Options, faults: &mut Faults) {
     faults.refuse(
         !(0..=65535).contains(&o.secure_port),
@@ -120,8 +121,9 @@ fn serving(o: &Options, faults: &mut Faults) {
     faults.0.extend(tls_faults(&o.tls_min_version, &o.tls_cipher_suites));
 }
 
-/// The faults in the names of the oldest version and of the suites of TLS: a line each, with the
-/// flag. Upstream: `cliflag.TLSVersion`, `cliflag.TLSCipherSuites`.
+/// Returns the faults in the names of the oldest version and of the suites of TLS: a line each,
+/// with the flag.
+/// Upstream: `cliflag.TLSVersion`, `cliflag.TLSCipherSuites`.
 pub fn tls_faults(min_version: &str, suites: &[String]) -> Vec<String> {
     let known = ["", "VersionTLS10", "VersionTLS11", "VersionTLS12", "VersionTLS13"];
     let version = (!known.contains(&min_version))
@@ -133,7 +135,7 @@ pub fn tls_faults(min_version: &str, suites: &[String]) -> Vec<String> {
     version.into_iter().chain(suites).collect()
 }
 
-/// Authentication and authorization of requests to the secure port.
+/// Checks the flags about authentication and authorization of requests to the secure port.
 fn authentication(o: &Options, faults: &mut Faults) {
     for path in &o.authorization_always_allow_paths {
         faults.refuse(
@@ -164,7 +166,7 @@ fn authentication(o: &Options, faults: &mut Faults) {
     );
 }
 
-/// Address ranges and the cloud provider.
+/// Checks the address ranges and the cloud provider.
 fn network(o: &Options, faults: &mut Faults) {
     let service: Vec<&str> = o.service_cluster_ip_range.split(',').collect();
     faults.refuse(
@@ -189,7 +191,7 @@ fn network(o: &Options, faults: &mut Faults) {
     );
 }
 
-/// The authorities of the certificate signers.
+/// Checks the authorities of the certificate signers.
 fn signing(o: &Options, faults: &mut Faults) {
     let signers = [
         (
@@ -233,6 +235,7 @@ fn signing(o: &Options, faults: &mut Faults) {
     );
 }
 
+/// Checks the flags about metrics: the hidden, the disabled and their labels.
 fn metrics(o: &Options, faults: &mut Faults) {
     let previous = |release: Release| format!("1.{}", release.minor() - 1);
     let hidden = &o.show_hidden_metrics_for_version;
@@ -266,6 +269,7 @@ fn metrics(o: &Options, faults: &mut Faults) {
     );
 }
 
+/// Checks the flags about the log, some of which need a feature gate.
 fn logging(o: &Options, faults: &mut Faults) {
     faults.refuse(
         !matches!(o.logging_format.as_str(), "text" | "json"),
@@ -299,6 +303,7 @@ fn logging(o: &Options, faults: &mut Faults) {
     );
 }
 
+/// Returns the faults of the times and the names of the lease.
 fn lease_problems(o: &Options) -> Vec<String> {
     let (lease, renew, retry) =
         (o.leader_elect_lease_duration, o.leader_elect_renew_deadline, o.leader_elect_retry_period);

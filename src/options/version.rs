@@ -38,7 +38,7 @@ pub fn git_version() -> &'static str {
     REPORTED.get().map_or_else(model_version, String::as_str)
 }
 
-/// Operating system and processor, as Go names them.
+/// Returns the operating system and the processor, as Go names them.
 pub fn platform() -> String {
     let arch = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -50,7 +50,7 @@ pub fn platform() -> String {
     format!("{}/{arch}", std::env::consts::OS)
 }
 
-/// The text of `--version`. `how`: `true` or `raw`.
+/// Returns the text of `--version`. `how`: `true` or `raw`.
 pub fn version(how: &str) -> String {
     let info = version_info();
     let field = |name: &str| info[name].as_str().unwrap_or_default().to_string();
@@ -74,6 +74,7 @@ pub fn version(how: &str) -> String {
     }
 }
 
+/// Returns the version of this build, as served under `/version`.
 /// Upstream: `apimachinery/pkg/version.Info`, as served under `/version`.
 pub fn version_info() -> serde_json::Value {
     let mut numbers = model_version().trim_start_matches('v').split('.');

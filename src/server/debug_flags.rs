@@ -38,7 +38,8 @@ pub fn install(
     routes.add_unlisted("/debug/flags/v", verbosity(set));
 }
 
-/// PUT sets `-v`. Upstream: `routes.StringFlagPutHandler`.
+/// Returns a handler whose PUT sets `-v`.
+/// Upstream: `routes.StringFlagPutHandler`.
 fn verbosity(set: impl Fn(&str) -> Result<String, String> + Send + Sync + 'static) -> Handler {
     let set = Arc::new(set);
     Arc::new(move |request| {

@@ -118,6 +118,7 @@ pub struct Results {
 }
 
 impl Default for Results {
+    /// Registers the metrics of health checks in a registry of their own.
     fn default() -> Results {
         let made = || -> prometheus::Result<Results> {
             let registry = Registry::new();

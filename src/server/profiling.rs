@@ -110,7 +110,7 @@ async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     download("profile", profile.await)
 }
 
-/// The profile `goroutine`, with tasks in place of goroutines.
+/// Answers with the profile `goroutine`, with tasks in place of goroutines.
 fn tasks(request: &Request, clock: &SharedClock) -> Response {
     let running = task::running();
     if number_in_query(request, "debug").is_some_and(|debug| debug > 0) {

@@ -20,7 +20,7 @@ pub fn install_version(routes: &Routes, version: fn() -> Value) {
     routes.add("/version", handler(move |_| Response::json(200, &version())));
 }
 
-/// `flags`: names and values, sorted.
+/// Adds the page of the flags, in all its formats. `flags`: names and values, sorted.
 pub fn install_flagz(routes: &Routes, component: &str, flags: &[(String, String)]) {
     let mut text = format!("\n{component} flagz\n{NOT_FOR_MACHINES}\n");
     for (name, value) in flags {
@@ -89,7 +89,7 @@ enum Form {
     Yaml(&'static str),
 }
 
-/// The best format that `accept` names. `kind` is that of the object in lower case.
+/// Returns the best format that `accept` names. `kind` is that of the object in lower case.
 fn form(accept: &str, kind: &str) -> Option<Form> {
     let mut ranges: Vec<(f32, Form)> = Vec::new();
     for range in accept.split(',') {
@@ -124,7 +124,7 @@ fn form(accept: &str, kind: &str) -> Option<Form> {
     ranges.first().map(|(_, form)| *form)
 }
 
-/// The page as `text`, or as `object` of a version, by the request's Accept.
+/// Answers with the page as `text`, or as `object` of a version, by the request's Accept.
 fn answer_in_accepted_form(
     request: &Request,
     kind: &str,

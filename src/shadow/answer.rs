@@ -54,7 +54,7 @@ impl Asked {
         self.run.as_ref().map_or_else(named, |run| run.controller).to_owned()
     }
 
-    /// The object of the write; the name of a creation comes from its body.
+    /// Returns the place of the written object; the name of a creation comes from its body.
     fn place(&self, target: &Target, body: &Value) -> Place {
         let metadata = &body["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default();
@@ -68,7 +68,7 @@ impl Asked {
         Place { resource: target.resource(), namespace: target.namespace.clone(), name }
     }
 
-    /// The error that the API server would answer with.
+    /// Returns the error that the API server would answer with.
     fn refused(&self, refusal: Refusal, place: &Place) -> Error {
         let (code, reason, what) = refusal.answer();
         let mut details = Details::default();
@@ -172,7 +172,7 @@ impl Inner {
                 self.refused(&intended, refusal, None);
                 return Err(asked.refused(refusal, place));
             }
-            self.intended(intended);
+            self.record_intended(intended);
         }
         if let Some(run) = run {
             run.mark_unwritten();
@@ -208,7 +208,7 @@ fn list_of_collection(call: &Call, place: &Place) -> Option<Call> {
     })
 }
 
-/// The path of the object that a write changes or creates; `None` when it has no name yet.
+/// Returns the path of the object that a write changes or creates; `None` when it has no name yet.
 fn object_path(target: &Target, place: &Place) -> Option<String> {
     if place.name.is_empty() || place.name.ends_with('*') {
         return None;

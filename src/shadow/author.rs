@@ -169,7 +169,8 @@ pub fn bound_to<'a>(resource: &str, object: &'a Value) -> Option<&'a str> {
     object["spec"]["claimRef"]["uid"].as_str().filter(|_| resource == "persistentvolumes")
 }
 
-/// The fields that the manager in charge owns in `object` by a subresource: paths to the leaves.
+/// Returns the fields that the manager in charge owns in `object` by a subresource: paths to the
+/// leaves.
 pub fn owned_fields(object: &Value, of: &str) -> Vec<String> {
     let entries = object["metadata"]["managedFields"].as_array();
     let mut fields = Vec::new();

@@ -67,8 +67,9 @@ pub fn part(resource: &str, object: &Value) -> Option<Value> {
     Some(part.into())
 }
 
-/// The differences between a created object and the one that this manager would have created, both
-/// as returned by [`part`]. Fields that the API server and admission may have added do not count.
+/// Returns the differences between a created object and the one that this manager would have
+/// created, both as returned by [`part`]. Fields that the API server and admission may have added
+/// do not count.
 pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Change> {
     let mut found = Vec::new();
     contained("", wanted, created, &mut found);
@@ -98,8 +99,8 @@ pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Chang
     found
 }
 
-/// Final conditions that this manager wants where `live` has other ones, because the manager in
-/// charge was faster.
+/// Returns the final conditions that this manager wants where `live` has other ones, because the
+/// manager in charge was faster.
 pub fn other_verdicts(resource: &str, wanted: &Value, live: &Value) -> Vec<Change> {
     let Some((_, types)) = FINAL.iter().find(|(name, _)| *name == resource) else {
         return Vec::new();

@@ -56,6 +56,7 @@ pub fn same(a: &Value, b: &Value) -> bool {
     found.is_empty()
 }
 
+/// Returns whether a value is the zero value of its type, as fields that are left out are.
 fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -67,6 +68,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
+/// Returns whether two values mean the same as they stand: they are equal, both empty, or times a
+/// few seconds apart.
 fn same_plain(a: &Value, b: &Value) -> bool {
     if a == b || (is_empty(a) && is_empty(b)) {
         return true;
@@ -89,7 +92,7 @@ fn same_plain(a: &Value, b: &Value) -> bool {
     }
 }
 
-/// The member that identifies the items of both lists, if one does.
+/// Returns the member that identifies the items of both lists, if one does.
 pub fn identity<'a>(a: &[Value], b: &[Value]) -> Option<&'a str> {
     ["type", "uid", "name", "ip"].into_iter().find(|key| {
         let identifies = |items: &[Value]| {

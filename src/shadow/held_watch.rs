@@ -56,6 +56,8 @@ impl HeldStream {
 }
 
 impl Source for HeldStream {
+    /// Lists from the source, and observes who wrote each object; a list replaces the events that
+    /// were held.
     fn list<'a>(
         &'a self,
         scope: &'a Scope,
@@ -78,6 +80,7 @@ impl Source for HeldStream {
         })
     }
 
+    /// Watches the source, and holds events back until this manager has had the time to want them.
     fn watch<'a>(
         &'a self,
         scope: &'a Scope,
@@ -189,7 +192,7 @@ impl Drop for Flow {
 }
 
 impl Flow {
-    /// The next event that may pass, or the end of the watch.
+    /// Returns the next event that may pass, or the end of the watch.
     async fn next(&mut self) -> Option<Result<Event, Error>> {
         loop {
             let listening = (!self.held.is_empty()).then(|| self.shadow.moved.listen());
@@ -390,6 +393,7 @@ fn decode_json(object: &Encoded) -> Option<Value> {
     }
 }
 
+/// Returns the fields that the manager in charge owns in the object of an event.
 fn fields_of(event: &Event, kind: &Kind) -> Vec<String> {
     let (WatchEvent::Added(object) | WatchEvent::Modified(object)) = event else {
         return Vec::new();

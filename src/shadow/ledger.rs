@@ -208,7 +208,8 @@ impl Intention {
 }
 
 impl Ledger {
-    /// `now`: the time from which writes of the manager in charge are judged.
+    /// Makes an empty ledger. `now`: the time from which writes of the manager in charge are
+    /// judged.
     pub fn new(grace: Duration, now: Duration) -> Ledger {
         Ledger {
             grace,
@@ -273,7 +274,7 @@ impl Ledger {
     }
 
     /// Records a write that this manager would have made.
-    pub fn intended(&mut self, now: Duration, intended: IntendedWrite) {
+    pub fn record_intended(&mut self, now: Duration, intended: IntendedWrite) {
         self.claim(now, &intended.place, kind_of(&intended.request), &intended.controller);
         let intentions = self.open.entry(intended.place.clone()).or_default();
         let Some(known) = intentions.iter_mut().find(|known| known.is_same(&intended)) else {
@@ -441,7 +442,7 @@ impl Ledger {
         }
     }
 
-    /// Whether this manager recently wanted such a write, which makes the write expected.
+    /// Returns whether this manager recently wanted such a write, and counts it as expected if so.
     pub fn expects(&mut self, now: Duration, write: &Write) -> bool {
         let since = now.saturating_sub(CLAIM_WINDOW);
         let Some(controller) = self.claimed_since(since, write).map(str::to_owned) else {
@@ -464,7 +465,7 @@ impl Ledger {
         former.is_none_or(|(version, _)| version != write.version)
     }
 
-    /// The controller that wanted such a write.
+    /// Returns the controller that has wanted such a write at `since` or later.
     fn claimed_since(&self, since: Duration, write: &Write) -> Option<&str> {
         let claims = |place: &Place| self.claims.get(place).into_iter().flatten();
         let related = write.generated.iter().chain(&write.siblings).flat_map(claims);
@@ -484,7 +485,7 @@ impl Ledger {
         }
     }
 
-    /// Intentions that are late and whose live object is to be read.
+    /// Returns the intentions that are late and whose live object is to be read.
     pub fn due(&self, now: Duration) -> Vec<Check> {
         let grace = self.grace;
         let late = self.open.values().flatten().filter(|intention| {
@@ -501,8 +502,9 @@ impl Ledger {
         late.map(check).collect()
     }
 
-    /// Records the result of a [`Check`].
-    pub fn checked(&mut self, now: Duration, check: &Check, live: Live<'_>) {
+    /// Records the live object that a [`Check`] has read. Closes the intentions of this write that
+    /// it shows to be met or to be without effect; the others were checked at `now`.
+    pub fn record_check(&mut self, now: Duration, check: &Check, live: Live<'_>) {
         self.settle(&check.place, now, |intention| {
             if intention.intended.controller != check.controller
                 || intention.intended.request.method != check.request.method
@@ -598,7 +600,7 @@ impl Ledger {
         }
     }
 
-    /// The report as of `now`.
+    /// Returns the report as of `now`.
     pub fn report(&self, now: Duration) -> Report {
         let mut items: Vec<Item> = self
             .open
@@ -661,7 +663,7 @@ impl Ledger {
     }
 }
 
-/// A row of the report.
+/// Makes a row of the report.
 fn item(intended: &IntendedWrite, outcome: Outcome, wanted_for: Duration, tries: u64) -> Item {
     let IntendedWrite { controller, key, place, request, changes, .. } = intended;
     Item {

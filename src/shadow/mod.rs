@@ -86,7 +86,8 @@ struct Inner {
 }
 
 impl Shadow {
-    /// `reader`: a client that is not intercepted.
+    /// Makes the shadow of the manager in charge, with an empty ledger. `reader`: a client that is
+    /// not intercepted.
     pub fn new(reader: &Client, clock: SharedClock, grace: Duration) -> Shadow {
         let inner = Inner {
             ledger: Mutex::new(Ledger::new(grace, clock.monotonic())),
@@ -183,7 +184,7 @@ impl Shadow {
                     continue;
                 }
             };
-            ledger.lock().checked(clock.monotonic(), &check, live);
+            ledger.lock().record_check(clock.monotonic(), &check, live);
         }
         let now = clock.monotonic();
         ledger.lock().tick(now);
@@ -266,14 +267,14 @@ impl Inner {
     }
 
     /// Logs a write that a controller would make, and adds it to the ledger.
-    fn intended(&self, intended: IntendedWrite) {
+    fn record_intended(&self, intended: IntendedWrite) {
         log::debug!(
             "shadow: {}: {} {}",
             intended.controller,
             intended.request.method,
             intended.place
         );
-        self.ledger.lock().intended(self.clock.monotonic(), intended);
+        self.ledger.lock().record_intended(self.clock.monotonic(), intended);
         self.moved.notify(usize::MAX);
     }
 }

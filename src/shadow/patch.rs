@@ -21,7 +21,7 @@ const LISTS: &[(&str, &str)] = &[
     ("secrets", "name"),
 ];
 
-/// `object` after `patch`; `None` for a type that no controller sends.
+/// Returns `object` after `patch`; `None` for a type that no controller sends.
 pub fn patched(content_type: &str, object: &Value, patch: &Value) -> Option<Value> {
     let mut result = object.clone();
     match content_type {
@@ -34,7 +34,7 @@ pub fn patched(content_type: &str, object: &Value, patch: &Value) -> Option<Valu
     Some(result)
 }
 
-/// RFC 7386.
+/// Applies a merge patch (RFC 7386) to `object`.
 fn merge(object: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *object = patch.clone();
@@ -63,7 +63,7 @@ fn directive(patch: &Value) -> Option<&str> {
     patch.get(DIRECTIVE)?.as_str()
 }
 
-/// A strategic merge patch, with the lists in [`LISTS`] merged by their key.
+/// Applies a strategic merge patch to `object`; the lists in [`LISTS`] are merged by their key.
 fn merge_strategically(object: &mut Value, patch: &Value) {
     let Value::Object(changes) = patch else {
         *object = patch.clone();

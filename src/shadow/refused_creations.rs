@@ -14,7 +14,7 @@ use crate::objects::Timestamp;
 const LONGEST_BACKOFF: Duration = Duration::from_secs(1000);
 
 impl Inner {
-    /// Whether an event reports that the creation failed.
+    /// Returns whether an event reports that the creation failed.
     pub async fn has_failure_event(&self, check: &Check) -> bool {
         let owner = check.key.rsplit('/').next().unwrap_or_default();
         let namespace = &check.place.namespace;
@@ -37,7 +37,7 @@ fn is_failure(event: &Value) -> bool {
         && by.iter().any(|by| by.as_str().is_some_and(|by| by.ends_with("controller")))
 }
 
-/// Whether the event, or the last of its series, is of `since` or later.
+/// Returns whether the event, or the last of its series, is of `since` or later.
 fn is_after(event: &Value, since: Timestamp) -> bool {
     let times = [
         &event["lastTimestamp"],

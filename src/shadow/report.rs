@@ -139,7 +139,7 @@ impl Report {
     }
 }
 
-/// `deployments.apps/status default/web`
+/// Formats the place of a write: `deployments.apps/status default/web`.
 fn place(resource: &str, subresource: &str, namespace: &str, name: &str) -> String {
     let mut text = resource.to_owned();
     if !subresource.is_empty() {
@@ -172,8 +172,8 @@ impl Unexpected {
     }
 }
 
-/// A field's value in a line; absent ones as `-`.
-fn shown(value: &serde_json::Value) -> String {
+/// Formats a field's value for a line; absent ones as `-`.
+fn format_value(value: &serde_json::Value) -> String {
     if value.is_null() {
         return "-".to_owned();
     }
@@ -194,7 +194,7 @@ impl fmt::Display for Item {
         let Item { controller, verb, wanted_for_seconds, .. } = self;
         writeln!(f, "  {controller}: {verb} {} (for {wanted_for_seconds}s)", self.place())?;
         for change in self.changes.iter().take(FIELDS) {
-            let (old, new) = (shown(&change.old), shown(&change.new));
+            let (old, new) = (format_value(&change.old), format_value(&change.new));
             writeln!(f, "      {}: {old} -> {new}", escaped(&change.path))?;
         }
         match self.changes.len().saturating_sub(FIELDS) {
@@ -220,6 +220,7 @@ impl fmt::Display for Unexpected {
 
 /// As `--shadow-for` prints it.
 impl fmt::Display for Report {
+    /// Writes the report as text, with a row for each controller.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Report { seconds, grace_seconds, .. } = self;
         writeln!(f, "Shadow report after {seconds}s, grace period {grace_seconds}s")?;

@@ -47,7 +47,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The status code, its reason and a text.
+    /// Returns the status code, its reason and a text.
     pub fn answer(self) -> (u16, &'static str, &'static str) {
         match self {
             Refusal::NotFound => (404, "NotFound", "not found"),
@@ -109,8 +109,8 @@ impl Request {
         }
     }
 
-    /// The reason why the server would refuse the write; `None` if it would not. `live`: the live
-    /// object.
+    /// Returns the reason why the server would refuse the write; `None` if it would not. `live`:
+    /// the live object.
     pub fn refusal(&self, live: Option<&Value>) -> Option<Refusal> {
         let Some(live) = live else {
             let makes_it = self.is_create() || (self.method == "PATCH" && self.is_apply());
@@ -140,7 +140,7 @@ impl Request {
         self.effect_on(&live)
     }
 
-    /// What the request would change in `live`.
+    /// Returns what the request would change in `live`.
     fn effect_on(&self, live: &Value) -> Effect {
         if self.is_create() || (self.is_delete() && is_going(live)) {
             return Effect::Nothing;

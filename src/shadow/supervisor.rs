@@ -23,6 +23,7 @@ fn is_from_stale_cache(error: &Error) -> bool {
 }
 
 impl Supervisor for Shadow {
+    /// Runs a sync of a key, and records its end; a sync with writes that were not made is retried.
     fn sync(
         &self,
         controller: &'static str,
@@ -56,6 +57,7 @@ impl Supervisor for Shadow {
         if period <= FREQUENT_PERIOD { period / FREQUENCY_FACTOR } else { period }
     }
 
+    /// Runs a periodic job; its error does not count if it has wanted a write.
     fn job(
         &self,
         controller: &'static str,

@@ -17,7 +17,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// `None` for a path of no API resource.
+    /// Parses the path of a request; `None` for a path of no API resource.
     pub fn parse(path: &str) -> Option<Target> {
         let mut segments = path.trim_matches('/').split('/');
         let group = match segments.next()? {

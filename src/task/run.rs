@@ -41,8 +41,8 @@ impl Drop for Entered {
     }
 }
 
-/// The output of `work`, which belongs to `run` while it is polled. Nested runs are restored when a
-/// poll ends. Dropping this future drops `work`; the run is not marked as ended.
+/// Runs `work` and returns its output; it belongs to `run` while it is polled. Nested runs are
+/// restored when a poll ends. Dropping this future drops `work`; the run is not marked as ended.
 pub async fn in_scope<T>(
     run: Arc<SyncScope>,
     mut work: Pin<Box<dyn Future<Output = T> + Send>>,
@@ -55,7 +55,7 @@ pub async fn in_scope<T>(
 }
 
 impl SyncScope {
-    /// A run that has no parent, has not ended and has made all its writes.
+    /// Makes a run that has no parent, has not ended and has made all its writes.
     pub fn new(
         controller: &'static str,
         key: impl Into<Arc<str>>,
@@ -71,7 +71,7 @@ impl SyncScope {
         })
     }
 
-    /// The run of a task that this run has spawned: the same controller and key. It inherits
+    /// Makes the run of a task that this run has spawned: the same controller and key. It inherits
     /// [`has_unwritten`](SyncScope::has_unwritten) as it is now.
     pub fn child(self: &Arc<SyncScope>) -> Arc<SyncScope> {
         Arc::new(SyncScope {

@@ -6,8 +6,9 @@ use futures_lite::StreamExt;
 
 use super::{StopToken, spawn};
 
-/// A token that the first SIGTERM or SIGINT stops; the second ends the process with exit code 1. Call
-/// it once, on a task. Upstream: `apiserver/pkg/server.SetupSignalContext`.
+/// Returns a token that the first SIGTERM or SIGINT stops; the second ends the process with exit
+/// code 1. Call it once, on a task.
+/// Upstream: `apiserver/pkg/server.SetupSignalContext`.
 ///
 /// # Errors
 /// When no handler can be installed.

@@ -40,8 +40,8 @@ fn list(spans: &[u64]) -> String {
     spans.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
 }
 
-/// An object came from the API server and was decoded. `event`: `added`, `modified`, `deleted`,
-/// or `listed`.
+/// Traces that an object came from the API server and was decoded. `event`: `added`, `modified`,
+/// `deleted`, or `listed`.
 #[track_caller]
 pub fn decoded(
     resource: &ResourceType,
@@ -90,7 +90,7 @@ pub fn dropped(meta: &Meta, why: &str) {
     });
 }
 
-/// The cache has the change. `change`: `added`, `updated`, `unchanged` or `removed`.
+/// Traces that the cache has the change. `change`: `added`, `updated`, `unchanged` or `removed`.
 #[track_caller]
 pub fn cached(meta: &Meta, change: &str, objects: impl Fn() -> usize) {
     let at = Location::caller();
@@ -110,8 +110,8 @@ pub fn cached(meta: &Meta, change: &str, objects: impl Fn() -> usize) {
     });
 }
 
-/// A handler is called for a change; `backlog` others wait for it. Returns the span of the change,
-/// 0 when the object is not followed.
+/// Traces that a handler is called for a change; `backlog` others wait for it. Returns the span of
+/// the change, 0 when the object is not followed.
 #[track_caller]
 pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: impl Fn() -> usize) -> u64 {
     let at = Location::caller();
@@ -131,8 +131,8 @@ pub enum How {
     Timer(Duration),
 }
 
-/// The current span queues a key. `queue`: its identity and its name; `depth`: keys that wait for a
-/// worker already.
+/// Traces that the current span queues a key. `queue`: its identity and its name; `depth`: keys
+/// that wait for a worker already.
 #[track_caller]
 pub fn key_queued(
     (queue, name): (usize, &str),
@@ -161,7 +161,7 @@ pub struct SyncSpan {
     began: Duration,
 }
 
-/// A worker begins a key; `None` when no followed object queued it.
+/// Traces that a worker begins a key; `None` when no followed object queued it.
 #[track_caller]
 pub fn sync_begins(
     queue: usize,
@@ -177,7 +177,7 @@ pub fn sync_begins(
     Some(SyncSpan { span, began: now })
 }
 
-/// The sync has ended; `result`: what the queue does with the key.
+/// Traces that the sync has ended; `result`: what the queue does with the key.
 #[track_caller]
 pub fn sync_ends(
     sync: &SyncSpan,
@@ -195,7 +195,8 @@ pub fn sync_ends(
     );
 }
 
-/// A Lister is read under the current span. `what`: the key, or how many objects a list has.
+/// Traces that a Lister is read under the current span. `what`: the key, or how many objects a list
+/// has.
 #[track_caller]
 pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache: impl Fn() -> u64) {
     let at = Location::caller();
@@ -233,7 +234,7 @@ pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
     }
 }
 
-/// The answer has confirmed a write: the object has this version, or is deleted (0).
+/// Traces that an answer has confirmed a write: the object has this version, or is deleted (0).
 #[track_caller]
 pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration) {
     let at = Location::caller();

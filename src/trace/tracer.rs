@@ -121,7 +121,7 @@ impl Tracer {
         true
     }
 
-    /// The span of a new event; `None`: the object is not followed.
+    /// Returns the span of a new event; `None` if the object is not followed.
     pub fn event(&mut self, resource: &ResourceType, meta: &Meta) -> Option<(u64, String)> {
         self.learn(resource, meta);
         let span = self.spans + 1;
@@ -160,7 +160,8 @@ impl Tracer {
         self.objects.iter().any(is_it).then(|| self.span())
     }
 
-    /// The span of the event that delivered this version of an object, and the object's name.
+    /// Returns the span of the event that delivered this version of an object, and the object's
+    /// name.
     pub fn span_of(&self, meta: &Meta) -> Option<(u64, &str)> {
         let followed = self.followed.get(&meta.uid)?;
         let mut newest_first = followed.events.iter().rev();

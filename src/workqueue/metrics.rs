@@ -106,6 +106,7 @@ static QUEUES: LazyLock<Queues> = LazyLock::new(|| {
 });
 
 impl ProgressCollector {
+    /// Registers the metrics of the keys in progress, which are computed at each scrape.
     fn register(queues: &Queues) -> prometheus::Result<()> {
         prometheus::register(Box::new(ProgressCollector {
             unfinished: GaugeVec::new(
@@ -144,6 +145,7 @@ impl Collector for ProgressCollector {
         [self.unfinished.desc(), self.longest.desc()].concat()
     }
 
+    /// Sums the progress of all queues by their names, and forgets queues that are gone.
     fn collect(&self) -> Vec<MetricFamily> {
         self.unfinished.reset();
         self.longest.reset();

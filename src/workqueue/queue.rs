@@ -106,7 +106,7 @@ impl<K: Key> Queue<K> {
         true
     }
 
-    /// The next key, which is in progress until [`done`](Queue::done).
+    /// Takes the next key, which is in progress until [`done`](Queue::done).
     pub fn take(&mut self, now: Duration) -> Option<K> {
         let key = self.order.pop_front()?;
         if let Some(work) = self.keys.get_mut(&key) {

@@ -114,10 +114,10 @@ struct State<K> {
 }
 
 impl<K: Key> RateLimitingQueue<K> {
-    /// An empty queue. `name` is the label of its metrics, which queues of one name share; an empty
-    /// name means no metrics. `limiter` decides the delays of
-    /// [`add_rate_limited`](Self::add_rate_limited) alone. Upstream:
-    /// `NewTypedRateLimitingQueueWithConfig`.
+    /// Makes an empty queue. `name` is the label of its metrics, which queues of one name share; an
+    /// empty name means no metrics. `limiter` decides the delays of
+    /// [`add_rate_limited`](Self::add_rate_limited) alone.
+    /// Upstream: `NewTypedRateLimitingQueueWithConfig`.
     pub fn new(name: &str, clock: SharedClock, limiter: Arc<dyn RateLimiter<K>>) -> Self {
         let state = State {
             queue: Queue::new(QueueMetrics::new(name)),
@@ -295,7 +295,8 @@ impl<K: Key> RateLimitingQueue<K> {
         self.done_resting(key, Duration::ZERO);
     }
 
-    /// As [`done`](Self::done), and `get` does not return `key` again before `rest` has passed.
+    /// Ends the work on `key` as [`done`](Self::done) does; `get` does not return it again before
+    /// `rest` has passed.
     pub fn done_resting(&self, key: &K, rest: Duration) {
         let mut state = self.inner.lock();
         let again = state.queue.done(key, self.inner.clock.monotonic(), rest);
@@ -328,7 +329,7 @@ impl<K: Key> RateLimitingQueue<K> {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// The queue as debug pages show it.
+    /// Returns the state of the queue for debug pages.
     pub fn status(&self) -> QueueStatus {
         let mut state = self.inner.lock();
         let now = self.inner.clock.monotonic();
@@ -433,6 +434,8 @@ impl<K: Key> Inner<K> {
         trace::key_queued(queue, key, how, state.queue.len(), self.clock.monotonic());
     }
 
+    /// Shuts down: drops the keys that wait for a time, and wakes all waiters. `drain`: see
+    /// [`RateLimitingQueue::shut_down_with_drain`].
     fn shut_down(&self, drain: bool) {
         let mut state = self.lock();
         state.queue_due(self.clock.monotonic());

@@ -95,6 +95,7 @@ impl Pipeline {
         })
     }
 
+    /// Returns the state of the process, its informers and its controllers as JSON for the page.
     fn status(&self, up: f64, now: Timestamp) -> Value {
         let parts = self.parts();
         let process = process_stats::current();
@@ -112,6 +113,7 @@ impl Pipeline {
     }
 }
 
+/// Returns the state of an informer as JSON.
 fn informer_json(status: &InformerStatus) -> Value {
     let InformerStatus { scope, reflector, .. } = status;
     let handlers = status.handlers.iter().map(|handler| {
@@ -137,6 +139,7 @@ fn informer_json(status: &InformerStatus) -> Value {
     })
 }
 
+/// Returns the state of a controller with its queues and its counts of writes as JSON.
 fn controller_json(status: &ControllerStatus, now: Timestamp) -> Value {
     let writes = &status.writes;
     json!({
@@ -152,7 +155,7 @@ fn controller_json(status: &ControllerStatus, now: Timestamp) -> Value {
     })
 }
 
-/// A queue with its counts of syncs.
+/// Returns the state of a queue with its counts of syncs as JSON.
 fn queue_json(status: &SyncStatus, now: Timestamp) -> Value {
     let queue = &status.queue;
     let aged = |key: &Option<(String, f64)>| {

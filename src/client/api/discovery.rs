@@ -243,6 +243,7 @@ impl Client {
 }
 
 impl Discovery {
+    /// Adds the resources of an answer in the aggregated form; a stale version counts as a failure.
     fn add_aggregated(&mut self, groups: Vec<AggregatedGroup>) {
         for AggregatedGroup { metadata: Named { name: group }, versions } in groups {
             for AggregatedVersion { version, freshness, resources } in versions {

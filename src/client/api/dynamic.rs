@@ -100,7 +100,7 @@ impl Dynamic {
         path.resource(plural)
     }
 
-    /// A request that creates an object.
+    /// Builds the request that creates an object.
     fn create_call(&self, namespace: &str, body: &impl Serialize) -> Result<Call> {
         if self.resource.namespaced && namespace.is_empty() {
             return Err(Error::Path("an empty namespace may not be set during creation".into()));
@@ -112,7 +112,7 @@ impl Dynamic {
         Ok(call)
     }
 
-    /// A request for one object. Without its namespace it would not find any.
+    /// Builds a request for one object. Without its namespace it would not find any.
     /// Upstream: `requestPreflightCheck`.
     fn call(&self, method: &'static str, key: &ObjectKey) -> Result<Call> {
         let mut path = self.collection(&key.namespace)?.name(&key.name)?;
@@ -149,7 +149,7 @@ impl Dynamic {
         }
     }
 
-    /// The request of a list, or of the deletion of a collection.
+    /// Builds the request of a list, or of the deletion of a collection.
     fn list_call(
         &self,
         method: &'static str,
@@ -203,7 +203,7 @@ impl Dynamic {
         }
     }
 
-    /// One page, as it arrives. `limit` of the options and `continue_token` are those of
+    /// Reads one page, as it arrives. `limit` of the options and `continue_token` are those of
     /// `metav1.ListOptions`; without a limit the page is the whole list.
     pub async fn list_page(
         &self,
@@ -222,9 +222,9 @@ impl Dynamic {
         Ok(ListStream::new(call.to_string(), self.client.open(call).await?))
     }
 
-    /// Events as they arrive, bookmarks included, until the server ends the watch after `timeout`,
-    /// in whole seconds and at least one. With `send_initial_events` it begins with an event for
-    /// each object; a server that does not know that answers with 400 or 422.
+    /// Opens a watch: events as they arrive, bookmarks included, until the server ends it after
+    /// `timeout`, in whole seconds and at least one. With `send_initial_events` it begins with an
+    /// event for each object; a server that does not know that answers with 400 or 422.
     pub async fn watch(
         &self,
         namespace: Option<&str>,
@@ -328,7 +328,7 @@ impl Dynamic {
         self.fetch_metadata(self.patch_call(key, patch)?).await
     }
 
-    /// The request of a patch, whose content type depends on its form.
+    /// Builds the request of a patch, whose content type depends on its form.
     fn patch_call(&self, key: &ObjectKey, patch: &Patch) -> Result<Call> {
         let call = self.call("PATCH", key)?;
         match patch {

@@ -76,8 +76,8 @@ impl Client {
         self.resource(&T::RESOURCE).subresource("status").update_for_metadata(&key, &body).await
     }
 
-    /// As [`Client::update_status`], for another subresource that takes a status, such as
-    /// `approval`.
+    /// Replaces the status of an object in another subresource that takes one, such as `approval`,
+    /// as [`Client::update_status`] does in `status`.
     pub async fn update_part<T: WholeMeta>(
         &self,
         object: &T,
@@ -144,6 +144,7 @@ impl Client {
         }
     }
 
+    /// Replaces the finalizers of an object, if it still has the version of `object`.
     async fn set_finalizers<T: Object + Resource>(
         &self,
         object: &T,

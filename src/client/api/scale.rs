@@ -28,10 +28,10 @@ impl Scales {
         Scales { client, refreshed: Arc::default() }
     }
 
-    /// The resources of a kind, each in the version that the server prefers; with `version`, those
-    /// that are served in it. Empty when none is known. A kind that is not known may be new, so
-    /// discovery is read again for it, at most every 30 seconds. Upstream:
-    /// `RESTMapper.RESTMappings`.
+    /// Returns the resources of a kind, each in the version that the server prefers; with
+    /// `version`, those that are served in it. Empty when none is known. A kind that is not known
+    /// may be new, so discovery is read again for it, at most every 30 seconds.
+    /// Upstream: `RESTMapper.RESTMappings`.
     pub async fn resources_of(
         &self,
         group: &str,
@@ -47,7 +47,8 @@ impl Scales {
         Ok(self.client.discovery().await?.resources_of(group, kind, version))
     }
 
-    /// Whether discovery may be read again: at most once in [`REFRESH`].
+    /// Returns whether discovery may be read again, and notes the time if so: at most once in
+    /// [`REFRESH`].
     fn may_refresh(&self) -> bool {
         let now = self.client.inner.clock.monotonic();
         let mut refreshed = self.refreshed.lock();
@@ -116,7 +117,7 @@ struct ServedResource {
 }
 
 impl Discovery {
-    /// See [`Scales::resources_of`].
+    /// Searches the discovered resources for [`Scales::resources_of`].
     fn resources_of(&self, group: &str, kind: &str, version: Option<&str>) -> Vec<ResourceType> {
         let of_kind = |found: &&ApiResource| found.resource.is_of_kind(group, kind);
         let is_served_in = |plural: &str, version: &str| {

@@ -28,7 +28,7 @@ pub(super) struct File {
 }
 
 impl File {
-    /// The first document; further ones are ignored, as in Go. `Err`: the fault.
+    /// Parses the first document; further ones are ignored, as in Go. `Err`: the fault.
     pub fn parse(text: &[u8]) -> std::result::Result<File, String> {
         let first = serde_yaml_ng::Deserializer::from_slice(text).next();
         let read = first.map(Option::<File>::deserialize).transpose();
@@ -100,6 +100,7 @@ fn texts_by_name<'de, D: Deserializer<'de>>(
     Ok(named.into_iter().flatten().map(|(name, list)| (name, texts(list))).collect())
 }
 
+/// Checks that no name occurs twice in a list of the file. `what`: what the list contains.
 fn require_unique<'a>(
     what: &str,
     names: impl Iterator<Item = &'a String>,
@@ -113,7 +114,7 @@ fn require_unique<'a>(
     Ok(())
 }
 
-/// The text of an error without the malformed value, which may be a token or a key.
+/// Returns the text of an error without the malformed value, which may be a token or a key.
 pub fn without_value(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let starts = ["invalid type: ", "invalid value: "];
@@ -157,6 +158,7 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
+    /// Returns the faults of the cluster `name`, other than those of its address.
     /// Upstream: `clientcmd.validateClusterInfo`.
     pub fn faults(&self, name: &str) -> Vec<String> {
         let mut faults = Vec::new();
@@ -252,6 +254,8 @@ fn both_specified(field: &str, name: &str) -> String {
 }
 
 impl User {
+    /// Returns the faults of the user `name`: credentials that contradict each other or are
+    /// incomplete.
     /// Upstream: `clientcmd.validateAuthInfo`.
     pub fn faults(&self, name: &str) -> Vec<String> {
         let mut faults = Vec::new();

@@ -23,9 +23,10 @@ impl Config {
         Config::parse(&read_file(path)?, path, master, context)
     }
 
-    /// The configuration of a kubeconfig's `text`, read from `path`. `master` replaces the file's
-    /// address, `context` its current context. Relative paths in it start at its folder.
-    /// Credentials are used only for a server with `https`. Reads files; blocks meanwhile.
+    /// Reads the configuration from a kubeconfig's `text`, which came from `path`. `master`
+    /// replaces the file's address, `context` its current context. Relative paths in it start at
+    /// its folder. Credentials are used only for a server with `https`. Reads files; blocks
+    /// meanwhile.
     /// Upstream: `clientcmd.ClientConfig`.
     ///
     /// # Errors
@@ -79,6 +80,7 @@ impl Config {
             let folder = path.parent().unwrap_or(Path::new(""));
             config.tls = tls(&cluster, &user, folder).map_err(fault)?;
             if master.is_some() {
+                // The file's name is for the file's address, which `master` replaces.
                 config.tls.server_name = None;
             }
             let has_certificate = config.tls.certificate.is_some();
@@ -88,7 +90,8 @@ impl Config {
     }
 }
 
-/// `Err`: the fault in the file.
+/// Builds the TLS settings of a cluster and a user. Relative paths start at `folder`. `Err`: the
+/// fault in the file.
 fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls, String> {
     type Found = std::result::Result<Option<Pem>, String>;
     let pem = |field: &str, data: &str, file: &str| -> Found {
@@ -119,7 +122,8 @@ fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls
 }
 
 impl User {
-    /// A plugin comes last: it is used when the user has no other credentials.
+    /// Chooses the credentials of the user. A plugin comes last: it is used when the user has no
+    /// others.
     /// Upstream: `exec.Authenticator.UpdateTransportConfig`.
     fn credentials(
         self,

@@ -139,7 +139,8 @@ pub struct ExecEnv {
 }
 
 impl Exec {
-    /// `Err`: the fault in it. Upstream: `clientcmd.validateAuthInfo`.
+    /// Checks the fields of an exec plugin. `Err`: the fault in it.
+    /// Upstream: `clientcmd.validateAuthInfo`.
     fn check(&self) -> std::result::Result<(), String> {
         const PREFIX: &str = "client.authentication.k8s.io/";
         let known = |version: &str| matches!(version, "v1" | "v1beta1");
@@ -196,8 +197,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The server at `host`, with client-go's rate (5 requests a second, 10 at once) and without
-    /// credentials. Answers may take 75 seconds.
+    /// Makes the configuration for the server at `host`, with client-go's rate (5 requests a
+    /// second, 10 at once) and without credentials. Answers may take 75 seconds.
     pub fn new(host: impl Into<String>) -> Config {
         Config {
             host: host.into(),
@@ -228,9 +229,9 @@ impl Config {
         }
     }
 
-    /// The configuration of a Pod, from its service account's files and its variables. Without a
-    /// readable certificate authority the system's are trusted, and the fault is logged. Upstream:
-    /// `rest.InClusterConfig`.
+    /// Makes the configuration of a Pod, from its service account's files and its variables.
+    /// Without a readable certificate authority the system's are trusted, and the fault is logged.
+    /// Upstream: `rest.InClusterConfig`.
     ///
     /// # Errors
     /// [`Error::Config`] outside of a Pod, or without a readable token.

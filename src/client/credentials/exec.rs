@@ -83,6 +83,7 @@ impl Issued {
     }
 }
 
+/// Describes the cluster for a plugin that asks for it (`provideClusterInfo`).
 /// Upstream: `rest.ConfigToExecCluster`.
 fn cluster_of(exec: &Exec, config: &Config) -> Result<Value> {
     let mut cluster = json!({ "server": config.host, "config": exec.cluster_config });
@@ -164,7 +165,8 @@ fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'
     }
 }
 
-/// `Err`: the fault in the answer.
+/// Parses what the plugin has printed: a token, a client certificate with its key, or both. `Err`:
+/// the fault in the answer.
 fn parse_answer(api_version: &str, answer: &[u8]) -> std::result::Result<Issued, String> {
     let answer: ExecCredential = serde_json::from_slice(answer)
         .map_err(|error| format!("its answer does not decode: {}", without_value(&error)))?;

@@ -6,7 +6,8 @@ use http_client::http_types::headers::{HeaderName, HeaderValue};
 use crate::client::config::Impersonation;
 use crate::client::{Error, Result};
 
-/// The headers that ask to act as another user. Upstream: `transport.NewImpersonatingRoundTripper`.
+/// Returns the headers that ask to act as another user.
+/// Upstream: `transport.NewImpersonatingRoundTripper`.
 pub(in crate::client) fn impersonation(
     of: &Impersonation,
 ) -> Result<Vec<(HeaderName, HeaderValue)>> {

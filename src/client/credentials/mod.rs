@@ -58,8 +58,9 @@ fn bearer(token: &str) -> Option<String> {
 }
 
 impl Auth {
-    /// `plugin`: the exec plugin of [`Credentials::Exec`], and always there for it. The caller
-    /// makes it, as the TLS configuration uses the same one.
+    /// Makes the source of the credentials of requests. `plugin`: the exec plugin of
+    /// [`Credentials::Exec`], and always there for it. The caller makes it, as the TLS
+    /// configuration uses the same one.
     pub fn new(
         credentials: &Credentials,
         plugin: Option<&Arc<Plugin>>,
@@ -87,7 +88,7 @@ impl Auth {
         Auth::Provider { provider, refused: Mutex::default() }
     }
 
-    /// The credentials for one request.
+    /// Returns the credentials for one request.
     pub async fn show(&self) -> Result<Shown> {
         let header = match self {
             Auth::None => None,
@@ -123,7 +124,8 @@ impl Auth {
         Ok(Shown { header, issued: None })
     }
 
-    /// The server refused what was shown: the next request shows fresh credentials.
+    /// Takes note that the server refused the credentials `shown`: the next request shows fresh
+    /// ones.
     pub fn refused(&self, shown: &Shown) {
         match self {
             Auth::File { read, .. } => {

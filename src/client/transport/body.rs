@@ -34,7 +34,7 @@ impl<R> IdleLimit<R> {
     }
 }
 
-/// The bytes that were read, or an error when the time for them is over.
+/// Returns the bytes that were read, or an error when the time for them is over.
 fn limited<T>(
     read: Poll<io::Result<T>>,
     deadline: &mut Mutex<Option<Sleep>>,
@@ -105,7 +105,8 @@ impl BodyReader {
         self.permit = None;
     }
 
-    /// How many bytes of the body are at the front of the connection's buffer; zero at the end.
+    /// Returns how many bytes of the body are at the front of the connection's buffer; zero at the
+    /// end.
     fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         loop {
             let Some(Connection { io, .. }) = self.connection.as_mut() else {

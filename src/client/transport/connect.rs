@@ -110,7 +110,7 @@ impl Connector {
         Ok(Connection { io, tls, place })
     }
 
-    /// TLS with the peer at the other end of `stream`.
+    /// Starts TLS with the peer at the other end of `stream`.
     async fn secure(
         &self,
         config: Arc<ClientConfig>,

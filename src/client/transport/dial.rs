@@ -31,7 +31,8 @@ pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Resu
     race(interleaved(found.collect()), clock, TcpStream::connect).await.map_err(fault)
 }
 
-/// The addresses of both families alternately, beginning with the family of the first address.
+/// Sorts the addresses so that both families alternate, beginning with the family of the first
+/// address.
 fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first = addresses.first().is_some_and(SocketAddr::is_ipv4);
     let (own, other): (Vec<_>, Vec<_>) =
@@ -48,8 +49,9 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     }
 }
 
-/// The first connection that `connect` makes to one of `addresses`; the other attempts are dropped.
-/// The next attempt starts [`ATTEMPT_DELAY`] after the last one, or at once when one fails.
+/// Connects to one of `addresses`: returns the first connection that `connect` makes, and drops the
+/// other attempts. The next attempt starts [`ATTEMPT_DELAY`] after the last one, or at once when
+/// one fails.
 async fn race<C, F>(
     addresses: Vec<SocketAddr>,
     clock: &SharedClock,

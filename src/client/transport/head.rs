@@ -142,7 +142,7 @@ async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head>
     }
 }
 
-/// The head and its length; `None` when it is not complete yet.
+/// Parses a head and returns it with its length; `None` when it is not complete yet.
 fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     let bad =
         |what: String| io::Error::new(io::ErrorKind::InvalidData, format!("bad answer: {what}"));
@@ -153,6 +153,7 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
         httparse::Status::Complete(length) => length,
     };
     let code = response.code.unwrap_or_default();
+    // http-types does not know every code: an unknown one counts as the first of its class.
     let status = StatusCode::try_from(code).or_else(|_| match code / 100 {
         2 => Ok(StatusCode::Ok),
         4 => Ok(StatusCode::BadRequest),
@@ -166,6 +167,7 @@ fn parse_head(bytes: &[u8]) -> io::Result<Option<(Head, usize)>> {
     };
     let framing = match (find("transfer-encoding"), find("content-length")) {
         (Some(coding), _) if coding.ends_with("chunked") => Framing::Chunked(ChunkDecoder::new()),
+        // Without a length, or with another coding, the body ends with the connection.
         (Some(_), _) | (None, None) => Framing::UntilClose,
         (None, Some(length)) => {
             Framing::Length(length.parse().map_err(|_| bad(format!("content-length {length}")))?)

@@ -105,8 +105,8 @@ impl fmt::Debug for Transport {
 }
 
 impl Transport {
-    /// Connections to `base`. `tls` replaces that of `config`; `plugin` may issue a client
-    /// certificate.
+    /// Makes a transport, which keeps connections to `base`. `tls` replaces that of `config`;
+    /// `plugin` may issue a client certificate.
     ///
     /// # Errors
     /// When a certificate, a key or the proxy's address cannot be used.
@@ -168,7 +168,7 @@ fn timed_out(what: &str) -> io::Error {
 }
 
 impl Shared {
-    /// The result of `work`, or a time-out error that names `what`.
+    /// Returns the result of `work`, or a time-out error that names `what`.
     async fn with_timeout<T>(
         &self,
         limit: Duration,
@@ -193,9 +193,10 @@ impl Shared {
         self.with_timeout(CONNECT_TIMEOUT, "the connection", connecting).await
     }
 
-    /// A new connection, or one that another request gives back before the new one is there; the
-    /// new one is then kept for the next request. So a burst opens connections while its requests
-    /// are sent. Upstream: `http.Transport.getConn`.
+    /// Returns a new connection, or one that another request gives back before the new one is
+    /// there; the new one is then kept for the next request. So a burst opens connections while its
+    /// requests are sent.
+    /// Upstream: `http.Transport.getConn`.
     async fn first_free(
         self: &Arc<Self>,
         url: &Url,
@@ -250,7 +251,8 @@ impl Shared {
         }
     }
 
-    /// Sends a request on a pooled or new connection, and reads the head of the answer.
+    /// Sends a request on a pooled or new connection, and reads the head of the answer; the body is
+    /// read by the caller.
     async fn exchange(self: Arc<Self>, mut request: Request) -> io::Result<Response> {
         if let Some(prefix) = &self.only_reads_below {
             let path = request.url().path().strip_prefix(prefix.as_str());

@@ -71,7 +71,7 @@ impl Pool {
         Permit(self.in_use.acquire_arc().or(late).await)
     }
 
-    /// An idle connection that was made with `tls`. Those made with another configuration are
+    /// Takes an idle connection that was made with `tls`. Those made with another configuration are
     /// closed: the client certificate or the trusted authorities have changed since.
     pub fn take(&self, tls: Option<&Arc<ClientConfig>>) -> Option<Connection> {
         let now = self.clock.monotonic();

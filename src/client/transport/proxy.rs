@@ -29,9 +29,9 @@ pub(in crate::client) struct Proxy {
     pub login: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// The proxy for `server`: `configured` (a kubeconfig's `proxy-url`), else the environment's
-/// HTTPS_PROXY, or HTTP_PROXY without TLS, unless NO_PROXY names the server
-/// or it is on this machine.
+/// Returns the proxy for `server`: `configured` (a kubeconfig's `proxy-url`), else the
+/// environment's HTTPS_PROXY, or HTTP_PROXY without TLS, unless NO_PROXY names the server or it is
+/// on this machine.
 ///
 /// # Errors
 /// When the proxy's address is malformed or of another kind than those of [`Kind`]. When HTTP_PROXY
@@ -76,8 +76,8 @@ fn bare_host(url: &Url) -> String {
 }
 
 impl Proxy {
-    /// `Err`: the fault in the address. The text does not contain the address, which may hold a
-    /// password.
+    /// Parses the address of a proxy. `Err`: the fault in the address. The text does not contain
+    /// the address, which may hold a password.
     pub fn parse(address: &str) -> std::result::Result<Proxy, String> {
         let url = Url::parse(address).map_err(|error| format!("could not parse: {error}"))?;
         let (kind, usual_port) = match url.scheme() {
@@ -113,8 +113,9 @@ impl Proxy {
     }
 }
 
-/// Whether one entry of NO_PROXY names the server: `*`, an address, a network, a domain with its
-/// subdomains, or after a leading dot only the subdomains. A port restricts the entry to that port.
+/// Returns whether one entry of NO_PROXY names the server: `*`, an address, a network, a domain
+/// with its subdomains, or after a leading dot only the subdomains. A port restricts the entry to
+/// that port.
 fn exempts(rule: &str, host: &str, port: u16) -> bool {
     let rule = rule.trim().to_ascii_lowercase();
     if rule.is_empty() || rule == "*" {
@@ -149,7 +150,7 @@ fn exempts(rule: &str, host: &str, port: u16) -> bool {
     }
 }
 
-/// Whether the first `bits` of both are equal.
+/// Returns whether the first `bits` of both are equal.
 fn is_within(address: IpAddr, network: IpAddr, bits: u32) -> bool {
     match (address, network) {
         (IpAddr::V4(address), IpAddr::V4(network)) if bits <= 32 => {

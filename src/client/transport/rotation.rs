@@ -62,7 +62,7 @@ impl<R> UntilRotated<R> {
     }
 }
 
-/// The bytes that were read, or the end once `rotated` is ready.
+/// Returns the bytes that were read, or the end once `rotated` is ready.
 fn or_end<T: Default>(
     read: Poll<io::Result<T>>,
     rotated: &mut Mutex<Boxed<()>>,

@@ -59,7 +59,7 @@ impl Sockets {
         Sockets { limit, open: AtomicUsize::new(0), warned: AtomicBool::new(false) }
     }
 
-    /// A place for one more connection.
+    /// Takes a place for one more connection.
     ///
     /// # Errors
     /// When all places for this purpose are taken.

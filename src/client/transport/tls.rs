@@ -96,7 +96,8 @@ impl TlsSource {
         self.identity_with(pair)
     }
 
-    /// [`Self::identity`]; `pair`: the certificate of a plugin, or a renewed one.
+    /// Returns the TLS configuration for a new connection, and builds it again when its files or
+    /// `pair` have changed. `pair`: the certificate of a plugin, or a renewed one.
     fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
         let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
             Some(Pem::File(path)) => stamp(path),
@@ -136,7 +137,7 @@ impl TlsSource {
         Ok(identity)
     }
 
-    /// The configuration, and the client certificate in it.
+    /// Builds the TLS configuration, and returns it with the client certificate in it.
     fn make_config(&self, issued: Option<&Pair>) -> Result<(ClientConfig, Option<Pair>)> {
         let fault =
             |what: &str, error: &dyn std::fmt::Display| Error::Config(format!("{what}: {error}"));
@@ -175,7 +176,7 @@ impl TlsSource {
         Ok((config, pair))
     }
 
-    /// The certificates of the authorities that the server's must be signed by.
+    /// Reads the certificates of the authorities that the server's must be signed by.
     fn authorities(&self) -> Result<Vec<CertificateDer<'static>>> {
         let fault =
             |what: &dyn std::fmt::Display| Error::Config(format!("certificate authority: {what}"));
@@ -198,9 +199,9 @@ impl TlsSource {
     }
 }
 
-/// A client certificate with its key. Certificates of version 1 are accepted too, which rustls
-/// itself does not read: `openssl x509 -req` makes them when no extensions are asked for.
-/// `Err`: why the two cannot be used.
+/// Joins a client certificate with its key, and checks that they belong together. Certificates of
+/// version 1 are accepted too, which rustls itself does not read: `openssl x509 -req` makes them
+/// when no extensions are asked for. `Err`: why the two cannot be used.
 fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
@@ -215,7 +216,7 @@ fn certified(
     Ok(CertifiedKey::new(chain, key).into())
 }
 
-/// The bundle of authorities in one of the usual places; empty if none has one.
+/// Reads the bundle of authorities in one of the usual places; empty if none has one.
 fn system_roots() -> Vec<u8> {
     let named = std::env::var("SSL_CERT_FILE").ok();
     let usual = [

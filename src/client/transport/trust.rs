@@ -73,6 +73,7 @@ fn verify_alone(
 }
 
 impl ServerCertVerifier for Trust {
+    /// Verifies the server's certificate, as the configured trust asks.
     fn verify_server_cert(
         &self,
         own: &CertificateDer<'_>,

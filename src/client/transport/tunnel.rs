@@ -133,6 +133,7 @@ fn with_length(bytes: &[u8]) -> io::Result<Vec<u8>> {
     Ok([&[length], bytes].concat())
 }
 
+/// Returns the text of a reply code of RFC 1928.
 fn reply_text(reply: u8) -> String {
     let known = [
         "general SOCKS server failure",

@@ -28,7 +28,7 @@ fn aggregating_value() -> IndexValue {
     IndexValue::Text(Istr::default())
 }
 
-/// The controller `clusterrole-aggregation-controller`.
+/// Sets up the controller `clusterrole-aggregation-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let roles = c.lister::<ClusterRole>();
     c.index(&roles, &AGGREGATING);
@@ -89,8 +89,8 @@ impl Aggregation {
     }
 }
 
-/// The rules of all of `roles` that `rule` selects, each once: selector by selector, role by role
-/// in the order of their names. The role `own_name` adds nothing to itself.
+/// Returns the rules of all of `roles` that `rule` selects, each once: selector by selector, role
+/// by role in the order of their names. The role `own_name` adds nothing to itself.
 fn aggregate_rules(
     own_name: &str,
     rule: &AggregationRule,

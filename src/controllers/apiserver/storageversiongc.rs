@@ -22,7 +22,7 @@ const NAMESPACE: &str = "kube-system";
 /// `IdentityLeaseComponentLabelKey`, `KubeAPIServer`.
 const IDENTITY_LABEL: (&str, &str) = ("apiserver.kubernetes.io/identity", "kube-apiserver");
 
-/// The controller `storageversion-garbage-collector-controller`.
+/// Sets up the controller `storageversion-garbage-collector-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let leases = c.lister_of::<PartialObjectMetadata>(Scope {
         namespace: Some(NAMESPACE.to_owned()),
@@ -115,7 +115,7 @@ impl StorageVersions {
         Ok(Next::Done)
     }
 
-    /// The live lease of this name.
+    /// Reads the live lease of this name; `None` if it does not exist.
     async fn live_lease(&self, name: &str) -> Result<Option<Meta>, Error> {
         let leases = self.client.resource(&LEASES).metadata_only();
         let found: Result<PartialObjectMetadata, _> =

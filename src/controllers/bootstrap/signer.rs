@@ -25,7 +25,7 @@ const CONTENT_KEY: &str = "kubeconfig";
 /// The key of a signature is this prefix and the token's id.
 const SIGNATURE_PREFIX: &str = "jws-kubeconfig-";
 
-/// The controller `bootstrap-signer-controller`.
+/// Sets up the controller `bootstrap-signer-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let maps = c.lister_of::<ConfigMap>(Scope {
         namespace: Some(NAMESPACE.to_owned()),
@@ -54,8 +54,8 @@ struct Signer {
 }
 
 impl Signer {
-    /// A failure is logged and not retried: the next change of the ConfigMap or of a token brings
-    /// the next sync.
+    /// Signs the ConfigMap `cluster-info` with all tokens that may sign. A failure is logged and
+    /// not retried: the next change of the ConfigMap or of a token brings the next sync.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(map) = self.maps.get(&key) else { return Ok(Next::Done) };
         let (tokens, now) = (self.tokens.list(), self.clock.now());
@@ -69,14 +69,15 @@ impl Signer {
             Err(error) if !error.is_conflict() && !error.is_not_found() => {
                 log::debug!("Error updating ConfigMap: {error}");
             }
+            // Written, or changed by another writer: its event brings the next sync.
             _ => {}
         }
         Ok(Next::Done)
     }
 }
 
-/// `data` with the signatures by these tokens, and by no others; `None` when nothing changes, or
-/// nothing is to be signed. `secrets`: by token id.
+/// Returns `data` with the signatures by these tokens, and by no others; `None` when nothing
+/// changes, or nothing is to be signed. `secrets`: by token id.
 fn with_signatures(data: &Labels, secrets: &BTreeMap<&str, &[u8]>) -> Option<Labels> {
     let Some(content) = data.get(CONTENT_KEY) else {
         log::debug!("No key in ConfigMap key={CONTENT_KEY:?} configMap=\"{NAMESPACE}/{NAME}\"");

@@ -17,7 +17,7 @@ pub enum Expiration {
     Expired,
 }
 
-/// When the token expires, seen from `now`.
+/// Returns when the token expires, seen from `now`.
 pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
     let text = &*token.data.expiration;
     if text.is_empty() {
@@ -39,7 +39,8 @@ pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
     }
 }
 
-/// The id and the secret of a token that may sign now. Upstream: `validateSecretForSigning`.
+/// Returns the id and the secret of a token that may sign now.
+/// Upstream: `validateSecretForSigning`.
 pub fn id_and_secret_for_signing(token: &BootstrapToken, now: Timestamp) -> Option<(&str, &[u8])> {
     let (name, data) = (&*token.meta.name, &token.data);
     let log_invalid = |why: &str| log::debug!("{why} secretName={name:?}");

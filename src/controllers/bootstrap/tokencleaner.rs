@@ -11,7 +11,7 @@ use crate::controllers::runner::Change;
 use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::objects::{BootstrapToken, ObjectKey};
 
-/// The controller `token-cleaner-controller`.
+/// Sets up the controller `token-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let tokens = super::token_lister(c);
     let queue = c.queue(QueuePolicy::default());
@@ -32,7 +32,8 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// A delete that fails is logged and not retried, as upstream: an expired token is useless.
+    /// Deletes an expired token, or comes back when it expires. A delete that fails is logged and
+    /// not retried, as upstream: an expired token is useless.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(token) = self.tokens.get(&key) else { return Ok(Next::Done) };
         match token::expiration(&token, self.clock.now()) {
@@ -45,6 +46,7 @@ impl Cleaner {
                     Err(error) if !error.is_conflict() && !error.is_not_found() => {
                         log::debug!("Error deleting secret: {error}");
                     }
+                    // Deleted, or changed since: then its event brings the next sync.
                     _ => {}
                 }
                 Ok(Next::Done)

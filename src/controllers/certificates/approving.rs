@@ -42,7 +42,7 @@ const CLIENT: ApprovalRight = ApprovalRight {
     message: "Auto approving kubelet client certificate after SubjectAccessReview.",
 };
 
-/// The controller `certificatesigningrequest-approving-controller`.
+/// Sets up the controller `certificatesigningrequest-approving-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let requests = c.lister::<CertificateSigningRequest>();
     let queue = c.queue(requests::queue_policy(c.clock()));
@@ -69,8 +69,8 @@ fn needs_decision(request: &CertificateSigningRequest) -> bool {
     request.spec.signer_name == *SIGNER && !status.is_issued() && !decided
 }
 
-/// The rights, of which one is sufficient, in the order in which they are checked. Empty if the
-/// request is not that of a kubelet for a client certificate.
+/// Returns the rights, of which one is sufficient, in the order in which they are checked. Empty if
+/// the request is not that of a kubelet for a client certificate.
 fn approval_rights(
     object: &CertificateSigningRequest,
     request: &CertificateRequest,
@@ -120,7 +120,7 @@ impl Approving {
         )))
     }
 
-    /// Whether the requester has `right`, by the API server's authorizers.
+    /// Asks the API server's authorizers whether the requester has `right`.
     async fn has_right(
         &self,
         object: &CertificateSigningRequest,
@@ -133,7 +133,7 @@ impl Approving {
     }
 }
 
-/// The question to the API server, whether the requester has `right`.
+/// Returns the question to the API server, whether the requester has `right`.
 fn subject_access_review(object: &CertificateSigningRequest, right: &ApprovalRight) -> Value {
     let spec = &object.spec;
     json!({

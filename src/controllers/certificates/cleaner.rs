@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_secs(60 * 60);
 const DECIDED_TTL: Duration = Duration::from_secs(60 * 60);
 const PENDING_TTL: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The controller `certificatesigningrequest-cleaner-controller`.
+/// Sets up the controller `certificatesigningrequest-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let requests = c.lister::<CertificateSigningRequest>();
     let this = Arc::new(Cleaner { client: c.client(), requests, clock: c.clock() });
@@ -51,7 +51,7 @@ impl Cleaner {
     }
 }
 
-/// Why `request` is to be deleted; `None` if it stays.
+/// Returns why `request` is to be deleted; `None` if it stays.
 fn deletion_reason(request: &CertificateSigningRequest, now: Timestamp) -> Option<&'static str> {
     let status = &request.status;
     let is_older = |time: Option<Timestamp>, ttl: Duration| {

@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_secs(5 * 60);
 /// After this time a kubelet has its certificate, or has given up.
 const TTL: Duration = Duration::from_secs(15 * 60);
 
-/// The controller `podcertificaterequest-cleaner-controller`.
+/// Sets up the controller `podcertificaterequest-cleaner-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let requests = c.lister::<PodCertificateRequest>();
     let this = Arc::new(Cleaner { client: c.client(), requests, clock: c.clock() });

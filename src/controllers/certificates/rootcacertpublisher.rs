@@ -38,7 +38,7 @@ struct Publisher {
     clock: SharedClock,
 }
 
-/// The controller `root-ca-certificate-publisher-controller`.
+/// Sets up the controller `root-ca-certificate-publisher-controller`.
 ///
 /// # Errors
 /// When `--root-ca-file` cannot be used.
@@ -119,7 +119,7 @@ impl Publisher {
     }
 }
 
-/// `map` with the right content; `None` when it has that already.
+/// Returns `map` with the right content; `None` when it has that already.
 fn with_expected_content(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
     let annotations = &map.meta.annotations;
     let is_described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());

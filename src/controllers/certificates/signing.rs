@@ -81,7 +81,7 @@ const SIGNER_KINDS: [SignerKind; 4] = [
     },
 ];
 
-/// The controller `certificatesigningrequest-signing-controller`.
+/// Sets up the controller `certificatesigningrequest-signing-controller`.
 ///
 /// # Errors
 /// When the flags contradict each other, or name files that can't be used.
@@ -194,7 +194,8 @@ impl Signing {
 }
 
 impl Signer {
-    /// The decision about the request. Blocks: it reads the files of the authority.
+    /// Decides about the request, and signs the certificate unless it is refused. Blocks: it reads
+    /// the files of the authority.
     fn sign_or_refuse(
         &self,
         object: &CertificateSigningRequest,

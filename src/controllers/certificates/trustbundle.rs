@@ -39,7 +39,7 @@ metrics! {
         "[ALPHA] The time it took to sync a cluster trust bundle.";
 }
 
-/// The controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`.
+/// Sets up the controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`.
 ///
 /// # Errors
 /// When `--root-ca-file` cannot be used.
@@ -117,7 +117,7 @@ impl Publisher {
         caches.release(&informer);
     }
 
-    /// The newest known version that is served; `None`: no known version is.
+    /// Finds the newest known version that is served; `None` if no known version is.
     async fn discover_resource(&self) -> Option<ResourceType> {
         loop {
             match self.client.discovery().await {

@@ -33,7 +33,7 @@ metrics! {
         "[ALPHA] Number of errors encountered when forcefully deleting the pods since the Pod GC Controller started.";
 }
 
-/// The controller `pod-garbage-collector-controller`.
+/// Sets up the controller `pod-garbage-collector-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(PodGc {
         client: c.client(),
@@ -107,8 +107,8 @@ impl PodGc {
                 .is_some_and(|node| !node.is_ready() && node.has_taint(OUT_OF_SERVICE))
     }
 
-    /// The nodes that pods name and that do not exist: missing in the cache during the quarantine,
-    /// and then in the API server too.
+    /// Returns the nodes that pods name and that do not exist: missing in the cache during the
+    /// quarantine, and then in the API server too.
     async fn deleted_nodes(&self, pods: &[Arc<Pod>]) -> Vec<Istr> {
         let is_missing = |name: &Istr| self.node(name).is_none();
         let missing = pods.iter().map(|pod| &pod.spec.node_name);
@@ -176,8 +176,8 @@ fn filter_pods(pods: &[Arc<Pod>], is_wanted: impl Fn(&Pod) -> bool) -> Vec<Arc<P
     pods.iter().filter(|pod| is_wanted(pod)).cloned().collect()
 }
 
-/// The terminated pods to delete so that `threshold` of them stay: evicted pods first, then the
-/// oldest.
+/// Selects the terminated pods to delete so that `threshold` of them stay: evicted pods first, then
+/// the oldest.
 fn excess_terminated(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     if threshold == 0 {
         return Vec::new();
@@ -199,7 +199,7 @@ fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
     });
 }
 
-/// The patch that makes `pod` Failed; `None` when it is terminated already.
+/// Returns the patch that makes `pod` Failed; `None` when it is terminated already.
 fn failed_status_patch(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
     if pod.is_terminal() {
         return None;

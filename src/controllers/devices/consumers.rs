@@ -41,7 +41,8 @@ pub fn statuses_by_entry(statuses: &[ResourceClaimStatus]) -> ClaimStatuses<'_> 
 }
 
 impl<'a> ClaimName<'a> {
-    /// The claim of `entry`, by the status that names it. Upstream: `Name`, `NameFromPodGroup`.
+    /// Finds the name of the claim of `entry`, by the status that names it.
+    /// Upstream: `Name`, `NameFromPodGroup`.
     pub fn resolve(entry: &'a PodResourceClaim, statuses: &ClaimStatuses<'a>) -> ClaimName<'a> {
         if let Some(name) = &entry.resource_claim_name {
             return ClaimName::UserCreated(name);
@@ -163,7 +164,7 @@ pub enum Consumer {
     PodGroup,
 }
 
-/// The consumer of an entry's claim: the PodGroup, if it has the same entry, else the pod.
+/// Returns the consumer of an entry's claim: the PodGroup, if it has the same entry, else the pod.
 /// Upstream: `BindTo`.
 pub fn consumer_of(
     pod: &Pod,

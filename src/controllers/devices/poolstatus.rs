@@ -42,7 +42,7 @@ metrics! {
         "[ALPHA] Time taken to process a ResourcePoolStatusRequest";
 }
 
-/// The controller `resourcepoolstatusrequest-controller`.
+/// Sets up the controller `resourcepoolstatusrequest-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let requests = c.lister::<ResourcePoolStatusRequest>();
@@ -164,7 +164,8 @@ impl PoolStatus {
     }
 }
 
-/// When a request is deleted. Upstream: `shouldDeleteRequest`.
+/// Returns when a request is deleted; `None` if its time of creation is not known.
+/// Upstream: `shouldDeleteRequest`.
 fn expiry(request: &ResourcePoolStatusRequest) -> Option<Timestamp> {
     let created = request.meta.creation_timestamp;
     let Some(status) = &request.status else { return Some(created? + PENDING_TTL) };
@@ -192,7 +193,7 @@ struct Pool {
 }
 
 impl Pool {
-    /// Why the devices cannot be counted; `None` if all slices of the pool are known.
+    /// Returns why the devices cannot be counted; `None` if all slices of the pool are known.
     fn incomplete_error(&self) -> Option<String> {
         let Pool { driver, name, generation, slices, expected_slices, .. } = self;
         if slices >= expected_slices {
@@ -206,7 +207,7 @@ impl Pool {
         Some(text)
     }
 
-    /// The entry of the pool in the status of a request.
+    /// Returns the entry of the pool in the status of a request.
     fn to_json(&self) -> Value {
         let mut pool = json!({
             "driver": self.driver, "poolName": self.name, "generation": self.generation,
@@ -241,6 +242,8 @@ struct PoolSummary {
 }
 
 impl PoolSummary {
+    /// Counts the slices and devices of the pools that a request asks for; of a pool its newest
+    /// generation counts.
     fn new(
         request: &ResourcePoolStatusRequest,
         slices: &[Arc<ResourceSlice>],
@@ -294,7 +297,7 @@ impl PoolSummary {
         self.pools.iter().filter(|pool| pool.incomplete_error().is_some()).count()
     }
 
-    /// The status of the request.
+    /// Returns the status of the request.
     fn status_json(&self, now: Timestamp) -> Value {
         let mut message = format!("Calculated status for {} pools", self.pools.len());
         let incomplete = self.count_incomplete();

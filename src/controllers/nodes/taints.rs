@@ -35,8 +35,9 @@ pub struct Swap<'a> {
 }
 
 impl Swap<'_> {
-    /// The taints after the change; `None`: nothing changes. A taint that is to be added and exists
-    /// becomes the new one. Upstream: `AddOrUpdateTaint`, `RemoveTaint`.
+    /// Returns the taints after the change; `None` if nothing changes. A taint that is to be added
+    /// and exists becomes the new one.
+    /// Upstream: `AddOrUpdateTaint`, `RemoveTaint`.
     fn apply(&self, taints: &[Taint], now: Timestamp) -> Option<Vec<Taint>> {
         let is_one_of = |taint: &Taint, keys: &[&str]| {
             taint.effect == *self.effect && keys.contains(&taint.key.as_str())
@@ -108,7 +109,7 @@ fn patch(node: &Node, taints: &[Taint]) -> Value {
     })
 }
 
-/// A taint as the API has it, without empty fields.
+/// Returns a taint as the API has it, without empty fields.
 fn taint_json(taint: &Taint) -> Value {
     let mut written = json!({ "key": taint.key, "effect": taint.effect });
     if !taint.value.is_empty() {

@@ -25,7 +25,7 @@ const STEPS: &[(u32, u32, u32)] = &[
     (1800, i32::MAX.unsigned_abs(), 300),
 ];
 
-/// The controller `ttl-controller`.
+/// Sets up the controller `ttl-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let nodes = c.lister::<Node>();
     let seconds = Arc::new(AtomicU32::new(STEPS[0].2));
@@ -57,6 +57,7 @@ struct Ttl {
 }
 
 impl Ttl {
+    /// Writes the annotation of a node, if it does not show the present TTL.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let wanted = self.seconds.load(Ordering::Relaxed);

@@ -58,7 +58,8 @@ impl Charge {
 }
 
 impl Usage {
-    /// What rises from the earlier usage to `used` is a charge of `version`.
+    /// Records that pods use `used` in the version `version`: what rises from the earlier usage is
+    /// a charge of that version.
     fn update(&mut self, version: u64, used: ResourceList, now: Duration) {
         // The API server was restored from a backup: charges have other versions now.
         if version < self.version {
@@ -133,8 +134,8 @@ impl Charges {
         }
     }
 
-    /// What a count may lack although it has all changes of pods until the version `known`, and the
-    /// pause after which it may lack less. `used`: what pods use in the version of `quota`.
+    /// Returns what a count may lack although it has all changes of pods until the version `known`,
+    /// and the pause after which it may lack less. `used`: what pods use in the version of `quota`.
     pub fn missing(
         &self,
         quota: &Meta,

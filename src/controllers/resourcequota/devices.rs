@@ -31,8 +31,8 @@ pub struct Extended {
     pub clock: SharedClock,
 }
 
-/// The evaluator of ResourceClaims: their number, and the devices of each class. Upstream:
-/// `NewResourceClaimEvaluator`.
+/// Makes the evaluator of ResourceClaims: their number, and the devices of each class.
+/// Upstream: `NewResourceClaimEvaluator`.
 pub fn resource_claims(
     claims: OptionalCache<ResourceClaim>,
     extended: Option<Extended>,
@@ -75,7 +75,7 @@ impl Extended {
         class.spec.extended_resource_name.clone().filter(|name| !name.is_empty())
     }
 
-    /// Whether `name` is a device class's resource, implicit or extended.
+    /// Returns whether `name` is a device class's resource, implicit or extended.
     fn measures(&self, name: &str) -> bool {
         let Some(resource) = name.strip_prefix(REQUESTS) else { return false };
         let Some(classes) = self.classes.lister() else { return false };
@@ -90,8 +90,9 @@ impl Extended {
         is_extended_request(name) && classes.list().iter().any(is_resource_of)
     }
 
-    /// The claim's devices under the names of extended resources, less what the claim's pod is
-    /// charged already. Upstream: `addExtendedResourceQuota`.
+    /// Returns the claim's devices under the names of extended resources, less what the claim's pod
+    /// is charged already.
+    /// Upstream: `addExtendedResourceQuota`.
     fn charge(&self, claim: &ResourceClaim, claims: &Lister<ResourceClaim>) -> ResourceList {
         let mut usage = ResourceList::default();
         let pod = self.verified_pod(claim, claims);
@@ -110,7 +111,8 @@ impl Extended {
         usage
     }
 
-    /// The pod that is charged for the claim's devices. Upstream: `getVerifiedPodUsage`.
+    /// Returns the pod that is charged for the claim's devices.
+    /// Upstream: `getVerifiedPodUsage`.
     fn verified_pod(
         &self,
         claim: &ResourceClaim,

@@ -56,6 +56,7 @@ where
         (self.measures)(name)
     }
 
+    /// Sums what the objects of a namespace use that are in all scopes.
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
         let lister = (self.lister)().ok_or_else(|| not_synced(T::RESOURCE))?;
         let mut usage = ResourceList::default();
@@ -131,7 +132,7 @@ impl Evaluator for Count {
 /// The evaluators: the built-in ones under the resources they look at. Upstream: `quota.Registry`.
 pub struct Registry {
     built_in: BTreeMap<String, Arc<dyn Evaluator>>,
-    /// They go with the handlers of their resources.
+    /// The handler of each watched resource owns its evaluator, which ends with it.
     counts: RwLock<Vec<Weak<Count>>>,
     /// All that they measure, or have measured before their resource was gone.
     counted: RwLock<BTreeSet<Istr>>,
@@ -148,9 +149,9 @@ impl Registry {
         self.built_in.get(&resource.to_string())
     }
 
-    /// The built-in evaluator of a resource, or a new one that counts its objects. While discovery
-    /// of one version of a group fails, a resource may be watched in two: then the first one
-    /// counts.
+    /// Returns the built-in evaluator of a resource, or a new one that counts its objects. While
+    /// discovery of one version of a group fails, a resource may be watched in two: then the first
+    /// one counts.
     pub fn evaluator_for(
         &self,
         resource: &ResourceType,
@@ -173,8 +174,8 @@ impl Registry {
         count
     }
 
-    /// All evaluators whose resources are watched.
-    fn list(&self) -> Vec<Arc<dyn Evaluator>> {
+    /// Returns the built-in evaluators, and those that count the objects of a watched resource.
+    fn evaluators(&self) -> Vec<Arc<dyn Evaluator>> {
         let counts = self.counts.read();
         let counts =
             counts.iter().filter_map(Weak::upgrade).map(|count| count as Arc<dyn Evaluator>);
@@ -183,7 +184,7 @@ impl Registry {
 
     /// Whether any measures the resource `name` of quotas.
     pub fn measures(&self, name: &str) -> bool {
-        self.list().iter().any(|evaluator| evaluator.measures(name))
+        self.evaluators().iter().any(|evaluator| evaluator.measures(name))
     }
 
     /// Whether the resource `name` of quotas was measured, and is not any more: its objects are not
@@ -194,18 +195,19 @@ impl Registry {
 
     /// Whether several measure the resource `name` of quotas.
     pub fn is_shared(&self, name: &str) -> bool {
-        self.list().iter().filter(|evaluator| evaluator.measures(name)).count() > 1
+        self.evaluators().iter().filter(|evaluator| evaluator.measures(name)).count() > 1
     }
 
-    /// What is used of the resources that the quota limits and that are measured here, and what
-    /// could not be measured: those resources are left out. Upstream: `CalculateUsage`.
+    /// Returns what is used of the resources that the quota limits and that are measured here, and
+    /// what could not be measured: those resources are left out.
+    /// Upstream: `CalculateUsage`.
     pub fn measure(
         &self,
         namespace: &str,
         limited: &ResourceList,
         scopes: &[ScopeRequirement],
     ) -> (ResourceList, Vec<Error>) {
-        let evaluators = self.list();
+        let evaluators = self.evaluators();
         let limited = limited.iter().map(|(name, _)| name.as_str());
         let mut measured: BTreeSet<&str> =
             limited.filter(|name| evaluators.iter().any(|e| e.measures(name))).collect();

@@ -90,6 +90,7 @@ fn storage_of(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     Some(allocated.map_or(asked, Quantity::rounded_up))
 }
 
+/// Returns whether a claim is in a scope, of which it knows only `VolumeAttributesClass`.
 /// Upstream: `pvcMatchesScopeFunc`.
 fn claim_in_scope(
     claim: &PersistentVolumeClaim,

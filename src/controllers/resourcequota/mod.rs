@@ -33,7 +33,7 @@ const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 /// and then no event causes another count.
 const SECOND_COUNT: Duration = Duration::from_secs(5);
 
-/// The controller `resourcequota-controller`.
+/// Sets up the controller `resourcequota-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
     let urgent = c.queue_named("resourcequota_priority", QueuePolicy::default());
@@ -69,7 +69,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The evaluators that do more than count.
+/// Makes the registry with the evaluators that do more than count.
 fn registry(c: &mut Controller) -> Registry {
     let pods = c.lister::<Pod>();
     let pod_level_resources = c.feature("PodLevelResources");
@@ -159,6 +159,7 @@ fn watch_kind<T: Object + Resource>(
     });
 }
 
+/// Returns whether the objects of a resource are counted by quotas.
 /// Upstream: `GetQuotableResources`, `DefaultIgnoredResources`.
 fn is_counted(found: &ApiResource) -> bool {
     let ResourceType { plural, group, namespaced, .. } = &found.resource;
@@ -329,8 +330,8 @@ fn add_missing(measured: &mut ResourceList, missing: &ResourceList, used: &Resou
     }
 }
 
-/// The quota's status with the `measured` usage; `None` when it is current. A resource that was not
-/// measured keeps its usage.
+/// Returns the quota's status with the `measured` usage; `None` when it is current. A resource that
+/// was not measured keeps its usage.
 fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<ResourceQuotaStatus> {
     let ResourceQuotaStatus { hard, used } = &quota.status;
     let old = used.quantities();

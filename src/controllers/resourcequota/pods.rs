@@ -48,7 +48,7 @@ impl Evaluator for Pods {
     }
 }
 
-/// What the pods that match use. Those of one template in the same state are added up at once.
+/// Sums what the pods that match use. Those of one template in the same state are added up at once.
 pub fn sum(
     pods: &[Arc<Pod>],
     scopes: &[ScopeRequirement],
@@ -113,6 +113,7 @@ pub fn next_release<'a>(
     Some(last.duration_since(now) + Duration::from_millis(1))
 }
 
+/// Returns whether a pod is in a scope.
 /// Upstream: `podMatchesScopeFunc`.
 pub fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, SelectorError> {
     Ok(match scope.scope_name.as_str() {

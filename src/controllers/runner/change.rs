@@ -65,6 +65,7 @@ impl<T: Object, K: Key, M: Mapper<T, K>> EventHandler<T> for Mapped<M, K> {
         (self.mapper)(Change::Added { new: object, initial }, &self.queue);
     }
 
+    /// Passes an update to the mapper; another uid means a deletion and an addition.
     fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>) {
         if Arc::ptr_eq(old, new) {
             return (self.mapper)(Change::Resync { object: new }, &self.queue);

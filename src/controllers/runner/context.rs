@@ -72,7 +72,7 @@ pub struct ControllerContext {
 }
 
 impl ControllerContext {
-    /// A context without controllers and without a supervisor.
+    /// Makes a context without controllers and without a supervisor.
     pub fn new(parts: ControllerContextParts) -> Arc<ControllerContext> {
         let ControllerContextParts { options, factory, clients: builder, clock, extension } = parts;
         Arc::new(ControllerContext {
@@ -87,8 +87,8 @@ impl ControllerContext {
         })
     }
 
-    /// A context in which all controllers use this client, for their requests and for caches of
-    /// their own, without flags.
+    /// Makes a context in which all controllers use this client, for their requests and for caches
+    /// of their own, without flags.
     pub fn for_client(client: Client, clock: SharedClock) -> Arc<ControllerContext> {
         let source = ClientSource::new(client.clone());
         ControllerContext::new(ControllerContextParts {

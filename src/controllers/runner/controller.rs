@@ -104,7 +104,7 @@ pub struct ControllerStatus {
 }
 
 impl Watcher {
-    /// The controller as debug pages show it. Never waits.
+    /// Returns the state of the controller for debug pages. Never waits.
     pub fn status(&self) -> ControllerStatus {
         ControllerStatus {
             name: self.profile.name,
@@ -159,8 +159,8 @@ impl Drop for StopOnDrop {
 
 /// The parts that a controller is made from.
 impl Controller {
-    /// A controller that neither watches nor does anything yet. Its client has a rate limit of its
-    /// own.
+    /// Makes a controller that neither watches nor does anything yet. Its client has a rate limit
+    /// of its own.
     ///
     /// # Errors
     /// When there is no client with the credentials of its account.
@@ -283,7 +283,8 @@ impl Controller {
         informer.expect("a Lister comes from the controller that uses it").clone()
     }
 
-    /// The workers start when the cache has synced and, with a `registration`, its handler too.
+    /// Makes the workers wait until the cache has synced and, with a `registration`, its handler
+    /// too.
     fn wait_for<T: Object>(
         &mut self,
         informer: &SharedIndexInformer<T>,
@@ -316,8 +317,8 @@ impl<T: Object> OptionalCache<T> {
     }
 }
 
-/// `sync`, which begins when all caches have been listed since the last loss of versions. After the
-/// stop it is not called.
+/// Wraps `sync` so that it begins when all caches have been listed since the last loss of versions.
+/// After the stop it is not called.
 fn settled<K: Key>(
     sync: BoxSync<K>,
     history: VersionLosses,
@@ -377,8 +378,8 @@ impl Controller {
         self.watch_resyncing(lister, resync, queue, mapper);
     }
 
-    /// As [`Controller::watch`], with this resync period, of a second or more; `None`: without a
-    /// resync. Upstream: `AddEventHandlerWithResyncPeriod`.
+    /// Watches as [`Controller::watch`] does, with this resync period, of a second or more; `None`:
+    /// without a resync. Upstream: `AddEventHandlerWithResyncPeriod`.
     pub fn watch_resyncing<T: Object, K: Key>(
         &mut self,
         lister: &Lister<T>,
@@ -410,7 +411,8 @@ impl Controller {
         self.sync_by(self.worker_count(), queue, controller, sync);
     }
 
-    /// As [`Controller::sync`], with a number of workers other than the profile's.
+    /// Processes a queue as [`Controller::sync`] does, with a number of workers other than the
+    /// profile's.
     pub fn sync_by<C, K, F, Fut>(
         &mut self,
         workers: usize,
@@ -431,7 +433,8 @@ impl Controller {
         );
     }
 
-    /// The part of [`Controller::sync_by`] that is compiled once for each type of key.
+    /// Adds the workers of a queue: the part of [`Controller::sync_by`] that is compiled once for
+    /// each type of key.
     fn add_workers<K: Key>(&mut self, workers: usize, queue: Queue<K>, sync: BoxSync<K>) {
         let name = self.profile.name;
         let sync: BoxSync<K> = match self.context.supervisor() {
@@ -614,7 +617,7 @@ async fn watched(name: &'static str, work: Work, failure: Failure, stop: StopTok
 
 #[cfg(test)]
 impl Controller {
-    /// A controller that makes no requests, and whose caches never sync.
+    /// Makes a controller that makes no requests, and whose caches never sync.
     pub(crate) fn for_test(
         name: &'static str,
         workers: i32,

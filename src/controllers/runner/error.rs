@@ -87,8 +87,9 @@ impl Error {
         }
     }
 
-    /// The text of the error as conditions and events show it: of an answer of the API server the
-    /// message alone, without the request. Upstream: `err.Error()`.
+    /// Returns the text of the error as conditions and events show it: of an answer of the API
+    /// server the message alone, without the request.
+    /// Upstream: `err.Error()`.
     pub fn message(&self) -> String {
         match self {
             Error::Api(error) => match error.message() {
@@ -134,7 +135,7 @@ impl Error {
         })
     }
 
-    /// The shortest wait of an error that is [`Error::Wait`] and nothing else.
+    /// Returns the shortest wait of an error that is [`Error::Wait`] and nothing else.
     pub fn wait(&self) -> Option<Duration> {
         match self {
             Error::Wait { after, .. } => Some(*after),
@@ -157,7 +158,7 @@ impl Error {
     }
 }
 
-/// A single error as it is; several in brackets, each text once.
+/// Joins texts as upstream does: a single error as it is; several in brackets, each text once.
 fn aggregate(texts: impl Iterator<Item = String>) -> String {
     let texts: Vec<String> = texts.collect();
     let mut seen = HashSet::new();

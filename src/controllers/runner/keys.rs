@@ -105,7 +105,7 @@ pub fn resolve<O: Object + Resource>(
     resolve_in(owners, namespace, reference)
 }
 
-/// [`resolve`], in any set of owners.
+/// Returns the owner that `reference` names, as [`resolve`] does, from any set of owners.
 fn resolve_in<O: Object + Resource>(
     owners: &dyn Owners<O>,
     namespace: &str,
@@ -195,15 +195,16 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
+    /// Handles an added dependent: queues its owner, or the owners that may adopt it.
     /// Upstream: `addPod` of the controllers of pods.
-    fn added(&self, new: &T, initial: bool, queue: &Queue) {
+    fn handle_added(&self, new: &T, initial: bool, queue: &Queue) {
         if new.meta().is_being_deleted() {
             // After a restart of the manager, or while no watch was open. Its owner may wait for
             // its creation only in the second case. Upstream counts it in neither, and waits on.
             if !initial && let Some(owner) = self.owner(new) {
                 self.observe(&owner, new, DependentEvent::Created);
             }
-            return self.deleted(new, DependentEvent::Deleting, queue);
+            return self.handle_deleted(new, DependentEvent::Deleting, queue);
         }
         if new.meta().controller().is_none() {
             self.report_unowned(new, None);
@@ -215,8 +216,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
+    /// Handles an updated dependent: queues its owner, its former one, or those that may adopt it.
     /// Upstream: `updatePod`.
-    fn updated(&self, old: &T, new: &T, queue: &Queue) {
+    fn handle_updated(&self, old: &T, new: &T, queue: &Queue) {
         let (was, is) = (old.meta(), new.meta());
         if was.resource_version == is.resource_version {
             return;
@@ -225,9 +227,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         let moved = was.controller() != is.controller();
         if is.is_being_deleted() {
             // The owner replaces it now, not when its grace period has ended.
-            self.deleted(new, DependentEvent::Deleting, queue);
+            self.handle_deleted(new, DependentEvent::Deleting, queue);
             if relabelled || moved {
-                self.deleted(old, DependentEvent::Deleting, queue);
+                self.handle_deleted(old, DependentEvent::Deleting, queue);
             }
             return;
         }
@@ -254,7 +256,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
     }
 
     /// Upstream: `deletePod`.
-    fn deleted(&self, last: &T, event: DependentEvent, queue: &Queue) {
+    fn handle_deleted(&self, last: &T, event: DependentEvent, queue: &Queue) {
         let owner = self.owner(last);
         self.report_unowned(last, owner.as_deref());
         // No owner waits for the deletion of an orphan.
@@ -287,13 +289,14 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         move |change, queue| self.map(change, queue)
     }
 
+    /// Passes a change to the method for it; a resync changes nothing.
     fn map(&self, change: Change<'_, T>, queue: &Queue) {
         match change {
-            Change::Added { new, initial } => self.added(new, initial, queue),
-            Change::Updated { old, new } => self.updated(old, new, queue),
+            Change::Added { new, initial } => self.handle_added(new, initial, queue),
+            Change::Updated { old, new } => self.handle_updated(old, new, queue),
             Change::Resync { .. } => {}
             Change::Deleted(deleted) => {
-                self.deleted(deleted.object(), DependentEvent::Deleted, queue)
+                self.handle_deleted(deleted.object(), DependentEvent::Deleted, queue)
             }
         }
     }

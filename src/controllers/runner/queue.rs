@@ -173,6 +173,7 @@ pub struct SyncStatus {
 }
 
 impl Syncs {
+    /// Returns the state of `queue` with the counts of its syncs.
     fn status(&self, queue: QueueStatus) -> SyncStatus {
         let Syncs { count, failures, micros, last_error } = self;
         SyncStatus {
@@ -184,7 +185,7 @@ impl Syncs {
         }
     }
 
-    fn ended(&self, took: Duration) {
+    fn record_sync(&self, took: Duration) {
         self.count.fetch_add(1, Ordering::Relaxed);
         self.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
     }
@@ -202,6 +203,7 @@ impl<K> Clone for Queue<K> {
 }
 
 impl<K: Key> Queue<K> {
+    /// Makes a queue of a controller with its policy of retries.
     pub(in crate::controllers) fn new(
         name: &str,
         retries: QueuePolicy<K>,
@@ -268,7 +270,7 @@ impl<K: Key> Queue<K> {
         self.inner().shut_down();
     }
 
-    /// One worker: takes keys until the queue is shut down.
+    /// Works as one worker: takes keys until the queue is shut down.
     pub(super) async fn work(self, controller: &'static str, sync: BoxSync<K>, stop: StopToken) {
         while let Some(key) = self.inner().get().await {
             let mut rest = Duration::ZERO;
@@ -284,7 +286,7 @@ impl<K: Key> Queue<K> {
                     sync(key.clone()).await
                 });
                 let result = catch_panic(controller, work).await;
-                rest = outcomes.ended(controller, &key, &result, began, traced, storm);
+                rest = outcomes.record_end(controller, &key, &result, began, traced, storm);
                 // Retries and timers are caused by this sync.
                 let _entered = trace::enter(scope);
                 self.settle(controller, &key, result);
@@ -346,7 +348,7 @@ impl Outcomes {
     }
 
     /// Counts a sync that ends now, and traces its end. Returns how long the key rests.
-    fn ended(
+    fn record_end(
         &self,
         controller: &str,
         key: &dyn Display,
@@ -357,7 +359,7 @@ impl Outcomes {
     ) -> Duration {
         let now = self.clock.monotonic();
         let took = now.saturating_sub(began);
-        self.syncs.ended(took);
+        self.syncs.record_sync(took);
         if let Some(sync) = traced {
             trace::sync_ends(&sync, controller, key, &describe(result), now);
         }
@@ -412,7 +414,7 @@ impl Outcomes {
     }
 }
 
-/// How long a key rests after a sync that ended at `now`. After a failure the limiter
+/// Returns how long a key rests after a sync that ended at `now`. After a failure the limiter
 /// decides when the key is retried.
 fn rest_after(
     result: &Option<SyncResult>,

@@ -44,7 +44,7 @@ impl Monitored {
 }
 
 impl Monitors {
-    /// `wanted` decides about each resource in its preferred version.
+    /// Makes the monitors, of which none runs yet.
     pub fn new(c: &Controller, client: Client, wanted: fn(&ApiResource) -> bool) -> Monitors {
         Monitors {
             name: c.name(),

@@ -17,7 +17,7 @@ pub struct EndpointSet {
 }
 
 impl EndpointSet {
-    /// If two are the same, the last one counts.
+    /// Makes a set of endpoints. If two have the same identity, the last one counts.
     pub fn new(mut endpoints: Vec<Endpoint>) -> EndpointSet {
         for endpoint in &mut endpoints {
             if let Some(addresses) = endpoint.addresses.sorted() {

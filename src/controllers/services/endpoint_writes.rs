@@ -39,9 +39,11 @@ pub struct Body<'a, T> {
 }
 
 impl<'a, T: Resource> Body<'a, T> {
+    /// Makes the body of a request that writes `object`.
     pub fn new(object: &'a T) -> Body<'a, T> {
         let kind = match T::RESOURCE.kind {
             std::borrow::Cow::Borrowed(kind) => kind,
+            // Does not occur: the kinds of `Resource` are constants.
             std::borrow::Cow::Owned(_) => "",
         };
         Body { api_version: T::RESOURCE.api_version(), kind, object }

@@ -33,7 +33,8 @@ pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
     ports
 }
 
-/// The sort key of a slice's port: upstream sorts by the hash of the port as go-spew prints it.
+/// Returns the sort key of a slice's port: upstream sorts by the hash of the port as go-spew prints
+/// it.
 fn slice_port_hash(port: &SlicePort) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointPort){Name:")?;
@@ -56,7 +57,7 @@ pub fn port_hash(port: &EndpointPort) -> u128 {
     })
 }
 
-/// The sort key of a subset, whose addresses and ports are in order already.
+/// Returns the sort key of a subset, whose addresses and ports are in order already.
 pub fn subset_hash(subset: &EndpointSubset) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointSubset){Addresses:([]v1.EndpointAddress)")?;

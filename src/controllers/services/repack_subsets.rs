@@ -76,7 +76,7 @@ fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering
     a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b)))
 }
 
-/// The same endpoints in the canonical form.
+/// Returns the same endpoints in the canonical form.
 pub fn repack(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
     let mut packer = Packer::default();
     let mut origin = 0;

@@ -12,7 +12,7 @@ use crate::objects::{
     Istr, Labels, NamedPort, Object, ObjectKey, Pod, Service, ServicePort, TargetPort,
 };
 
-/// The pods that `service` selects, in no order.
+/// Returns the pods that `service` selects, in no order.
 pub fn pods_of(pods: &Lister<Pod>, service: &Service) -> Vec<Arc<Pod>> {
     let mut all = pods.in_namespace(&service.meta.namespace);
     // Pods of one owner share one map, so the last answer often holds for the next pod.
@@ -53,8 +53,9 @@ pub struct OfferedPort<'a> {
     pub number: i32,
 }
 
-/// The ports of a Service that `pod` offers, in the Service's order. If several ports of the pod
-/// have one name, the first one counts. Upstream: `FindPort`.
+/// Returns the ports of a Service that `pod` offers, in the Service's order. If several ports of
+/// the pod have one name, the first one counts.
+/// Upstream: `FindPort`.
 pub fn offered_ports<'a>(service: &'a Service, pod: &Pod) -> Vec<OfferedPort<'a>> {
     let ports = &service.spec.ports;
     let is_named = |port: &ServicePort| matches!(port.target_port, TargetPort::Name(_));

@@ -34,7 +34,7 @@ pub fn lister(c: &mut Controller) -> Lister<EndpointSlice> {
     slices
 }
 
-/// The slices of a Service that `manager` writes, by name.
+/// Returns the slices of a Service that `manager` writes, by name.
 pub fn of_service(
     slices: &Lister<EndpointSlice>,
     service: &ObjectKey,

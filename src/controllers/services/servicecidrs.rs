@@ -29,7 +29,7 @@ const MANAGED_BY_LABEL: &str = "ipaddress.kubernetes.io/managed-by";
 /// The value of that label on addresses of the API server's own allocator.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
-/// The controller `service-cidr-controller`.
+/// Sets up the controller `service-cidr-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (cidrs, addresses) = (c.lister::<ServiceCIDR>(), c.lister::<IPAddress>());
     let this = Arc::new(ServiceCidrs {
@@ -77,6 +77,8 @@ struct ServiceCidrs {
 }
 
 impl ServiceCidrs {
+    /// Keeps the finalizer and the condition Ready of a ServiceCIDR, and lets one go that is
+    /// deleted and not needed.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cidr) = self.cidrs.get(&key) else { return Ok(Next::Done) };
         let Some(deleted) = cidr.meta.deletion_timestamp else {
@@ -207,8 +209,9 @@ fn allocates(subnet: &IpNet, address: IpAddr) -> bool {
     subnet.contains(&address) && address != subnet.network() && !is_broadcast
 }
 
-/// Whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate each of
-/// its addresses that is in use. Upstream: `canDeleteCIDR`.
+/// Returns whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate
+/// each of its addresses that is in use.
+/// Upstream: `canDeleteCIDR`.
 fn can_delete(
     cidr: &ServiceCIDR,
     all: &[Arc<ServiceCIDR>],

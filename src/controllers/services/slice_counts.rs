@@ -39,7 +39,7 @@ impl SliceCounts {
         SliceCounts { max_per_slice, at_least, gauges, services: Mutex::default() }
     }
 
-    /// `ports`: the counts for each set of ports.
+    /// Replaces the counts of a Service. `ports`: the counts for each set of ports.
     pub fn set(&self, service: &ObjectKey, ports: impl IntoIterator<Item = Efficiency>) {
         let mut totals = Totals::default();
         for (endpoints, slices) in ports {

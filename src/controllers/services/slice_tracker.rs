@@ -73,8 +73,8 @@ impl SliceTracker {
         !matches!(known, Some(Expected::Written { .. }))
     }
 
-    /// Whether `slices`, all slices of `service` in the cache, lag behind the writes. `seen`: the
-    /// newest version that the cache had seen before they were read.
+    /// Returns whether `slices`, all slices of `service` in the cache, lag behind the writes.
+    /// `seen`: the newest version that the cache had seen before they were read.
     pub fn are_stale<'a>(
         &self,
         service: &ObjectKey,

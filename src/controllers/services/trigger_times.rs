@@ -38,9 +38,9 @@ impl TriggerTimes {
         self.seen.lock()
     }
 
-    /// The earliest change since the last call for this Service; at the first call, its creation.
-    /// `None`: no change with a known time. Must not be called twice at the same time for one
-    /// Service.
+    /// Returns the earliest change since the last call for this Service; at the first call, its
+    /// creation. `None`: no change with a known time. Must not be called twice at the same time for
+    /// one Service.
     pub fn observe(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
         let key = service.meta.key();
         let before = self.seen().remove(&key);

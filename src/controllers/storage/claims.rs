@@ -23,8 +23,8 @@ pub fn pods_of(pods: &Lister<Pod>, claim: &ObjectKey) -> Vec<std::sync::Arc<Pod>
     pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone()))
 }
 
-/// Whether one of the pod's volumes is `claim`. An ephemeral volume counts only if the claim was made
-/// for this pod.
+/// Returns whether one of the pod's volumes is `claim`. An ephemeral volume counts only if the
+/// claim was made for this pod.
 pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     pod.meta.namespace == claim.meta.namespace
         && pod.spec.shape.claims.iter().any(|volume| match &volume.claim {

@@ -21,7 +21,7 @@ metrics! {
         "[ALPHA] Number of PersistentVolumeClaim creation requests";
 }
 
-/// The controller `ephemeral-volume-controller`.
+/// Sets up the controller `ephemeral-volume-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
@@ -61,6 +61,7 @@ struct Ephemeral {
 }
 
 impl Ephemeral {
+    /// Creates the missing claims of a pod's ephemeral volumes.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key).filter(|pod| !pod.meta.is_being_deleted()) else {
             return Ok(Next::Done);
@@ -101,6 +102,7 @@ impl Ephemeral {
     }
 }
 
+/// Checks that a claim was made for the pod.
 /// Upstream: `ephemeral.VolumeIsForPod`.
 fn claim_is_for_pod(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Error> {
     match claim.meta.is_controlled_by(&pod.meta.uid) {
@@ -113,7 +115,7 @@ fn claim_is_for_pod(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Erro
     }
 }
 
-/// The claim for `volume` of `live`; `None` when that is not `pod` any more.
+/// Returns the claim for `volume` of `live`; `None` when that is not `pod` any more.
 fn new_claim(pod: &Pod, live: &Value, volume: &str, name: &str) -> Option<Value> {
     if live["metadata"]["uid"] != pod.meta.uid.to_string() {
         return None;

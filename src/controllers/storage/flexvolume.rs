@@ -68,8 +68,8 @@ impl Default for Capabilities {
     }
 }
 
-/// A value as Go's `encoding/json` reads it into a struct: the case of keys does not matter, and
-/// null leaves a field as it is.
+/// Returns a value as Go's `encoding/json` reads it into a struct: the case of keys does not
+/// matter, and null leaves a field as it is.
 fn as_go_reads(value: Value) -> Value {
     match value {
         Value::Null => Value::Object(Map::new()),
@@ -94,7 +94,8 @@ impl Answer {
         Answer::deserialize(as_go_reads(value))
     }
 
-    /// The answer of a driver, if it reports success. Upstream: `handleCmdResponse`.
+    /// Returns the answer of a driver, if it reports success.
+    /// Upstream: `handleCmdResponse`.
     fn check(command: &str, output: &[u8]) -> Result<Answer, Failure> {
         let answer = Answer::parse(output).map_err(|error| Failure::Other(error.to_string()))?;
         match &*answer.status {
@@ -229,6 +230,8 @@ impl Drivers {
         }
     }
 
+    /// Runs the program of a driver with a command, and remembers commands that it does not
+    /// support.
     /// Upstream: `DriverCall.Run`.
     async fn run(
         &self,

@@ -21,7 +21,7 @@ const PROTECTION: Protection = Protection("kubernetes.io/pvc-protection");
 const UNUSED_SINCE: &str = "PersistentVolumeClaimUnusedSinceTime";
 const UNUSED: &str = "Unused";
 
-/// The controller `persistentvolumeclaim-protection-controller`.
+/// Sets up the controller `persistentvolumeclaim-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (claims, pods) = (c.lister::<PersistentVolumeClaim>(), c.lister::<Pod>());
     c.index(&pods, &BY_CLAIM);
@@ -94,6 +94,8 @@ struct PvcProtection {
 }
 
 impl PvcProtection {
+    /// Keeps the finalizer of a claim, removes it from a deleted claim that no pod uses, and
+    /// updates the condition Unused.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let (mut live, mut next) = (None, Next::Done);
@@ -188,7 +190,7 @@ impl PvcProtection {
     }
 }
 
-/// The condition Unused, with the reason for its status.
+/// Returns the condition Unused, with the reason for its status.
 fn unused_condition(unused: bool, now: Timestamp) -> Value {
     let (status, reason, message) = match unused {
         true => ("True", "NoPodsUsingPVC", "No pods are currently referencing this PVC"),

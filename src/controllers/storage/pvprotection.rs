@@ -13,7 +13,7 @@ use crate::objects::{ObjectKey, PersistentVolume};
 /// Upstream: `volumeutil.PVProtectionFinalizer`.
 const PROTECTION: Protection = Protection("kubernetes.io/pv-protection");
 
-/// The controller `persistentvolume-protection-controller`.
+/// Sets up the controller `persistentvolume-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let this = Arc::new(PvProtection { client: c.client(), volumes: volumes.clone() });
@@ -30,6 +30,7 @@ struct PvProtection {
 }
 
 impl PvProtection {
+    /// Keeps the finalizer of a volume, and removes it from a deleted volume that is not bound.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
         if PROTECTION.is_deletion_candidate(&volume.meta) && !volume.is_bound() {

@@ -21,7 +21,7 @@ const fn class_index<T: NamesClasses>() -> Index<T> {
     })
 }
 
-/// The controller `volumeattributesclass-protection-controller`.
+/// Sets up the controller `volumeattributesclass-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let classes = c.lister::<VolumeAttributesClass>();
     let volumes = c.lister::<PersistentVolume>();
@@ -80,6 +80,7 @@ struct VacProtection {
 }
 
 impl VacProtection {
+    /// Keeps the finalizer of a class, and removes it from a deleted class that is not used.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(class) = self.classes.get(&key) else { return Ok(Next::Done) };
         if PROTECTION.is_deletion_candidate(&class.meta) && !self.is_used(&key.name) {

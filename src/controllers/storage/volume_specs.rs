@@ -123,7 +123,8 @@ impl Spec {
     }
 }
 
-/// The name of the VolumeAttachment of a volume on a node. Upstream: `getAttachmentName`.
+/// Returns the name of the VolumeAttachment of a volume on a node.
+/// Upstream: `getAttachmentName`.
 pub fn attachment_name(handle: &str, driver: &str, node: &str) -> Istr {
     let mut hash = Sha256::new();
     [handle, driver, node].iter().for_each(|part| hash.update(part.as_bytes()));
@@ -147,8 +148,8 @@ fn multi_attach<'a>(mut modes: impl ExactSizeIterator<Item = &'a str>) -> bool {
     modes.len() == 0 || modes.any(|mode| ["ReadWriteMany", "ReadOnlyMany"].contains(&mode))
 }
 
-/// The spec of a PersistentVolume; `None`: it is not attached, or its source cannot be read.
-/// `read_only`: as the pod mounts it.
+/// Returns the spec of a PersistentVolume; `None` if it is not attached, or its source cannot be
+/// read. `read_only`: as the pod mounts it.
 pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     let name = Istr::new(&volume.meta.name);
     let modes = volume.spec.access_modes.iter();
@@ -179,7 +180,7 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     Some(spec)
 }
 
-/// The spec of an inline volume of a pod.
+/// Returns the spec of an inline volume of a pod.
 pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
     let name = volume.name.clone();
     match &volume.source {
@@ -206,7 +207,8 @@ pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
     }
 }
 
-/// The plugin, if it has not been migrated, and its name for the volume, if the fields are whole.
+/// Returns the plugin, if it has not been migrated, and its name for the volume, if the fields are
+/// whole.
 fn still_in_tree(kind: InTreeKind, fields: &Value) -> Option<(Plugin, Option<String>)> {
     let list = |name: &str| -> Vec<&str> {
         fields[name].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
@@ -251,7 +253,7 @@ impl Resolver {
         claimed.chain(inline).collect()
     }
 
-    /// The drivers of the FlexVolumes of `pod`.
+    /// Returns the drivers of the FlexVolumes of `pod`.
     pub fn flex_drivers(&self, pod: &Pod) -> Vec<Istr> {
         let shape = &pod.spec.shape;
         let claimed = shape.claims.iter().filter_map(|claim| {
@@ -274,6 +276,7 @@ impl Resolver {
         of_volume(&*self.volume_of_claim(pod, volume)?, volume.read_only)
     }
 
+    /// Returns the PersistentVolume to which the claim of a pod's volume is bound.
     /// Upstream: `createInTreeVolumeSpec`.
     pub fn volume_of_claim(
         &self,

@@ -12,8 +12,9 @@ pub fn becomes_available(old: &Pod, new: &Pod, min_ready_seconds: i32) -> Option
     (!old.is_ready() && new.is_ready()).then(|| Duration::from_secs(period))
 }
 
-/// The time from `now` until the next of the `active` pods counts as available. `evaluated`: the
-/// time for which the status was computed. `None`: no pod becomes available only by waiting.
+/// Returns the time from `now` until the next of the `active` pods counts as available.
+/// `evaluated`: the time for which the status was computed. `None`: no pod becomes available only
+/// by waiting.
 /// Upstream: `FindMinNextPodAvailabilityCheck`.
 pub fn next_check(
     active: &[Arc<Pod>],

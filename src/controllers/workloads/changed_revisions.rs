@@ -32,7 +32,7 @@ impl ChangedRevisions {
         ChangedRevisions { recorder, owners: Mutex::default() }
     }
 
-    /// Whether `known`, a revision of `owner`, has the data `sent`, or was sent with it.
+    /// Returns whether `known`, a revision of `owner`, has the data `sent`, or was sent with it.
     /// Upstream: `EqualRevision`, `Match`, for the data alone.
     pub fn is_equal(&self, owner: &Meta, sent: &str, known: &ControllerRevision) -> bool {
         if sent == known.data.as_str() {
@@ -90,7 +90,7 @@ impl OwnerRecord for ChangedRevisions {
     }
 }
 
-/// The places at which the data that was sent and the data that came back differ.
+/// Returns the places at which the data that was sent and the data that came back differ.
 fn differences(sent: &str, created: &str) -> Vec<String> {
     let mut places = Vec::new();
     if let (Ok(sent), Ok(created)) = (from_json(sent), from_json(created)) {

@@ -191,8 +191,8 @@ impl Consistency {
         self.writes().is_empty()
     }
 
-    /// The cache that lags behind the writes for `owner`, if there is one; if not, the record is
-    /// dropped. Must not be called while a sync of `owner` writes.
+    /// Returns the cache that lags behind the writes for `owner`, if there is one; if not, the
+    /// record is dropped. Must not be called while a sync of `owner` writes.
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
         let mut writes = self.writes();
         let written = writes.get(owner)?;

@@ -94,9 +94,9 @@ impl Creations {
         Creations { clock, owners: Mutex::default() }
     }
 
-    /// Whether `owner` may create an object now. `dry_run` creates it in a dry run, and returns why
-    /// its controller would not recognise it; empty if it would. It is called only while `owner`
-    /// waits, every few seconds.
+    /// Returns a permit if `owner` may create an object now. `dry_run` creates it in a dry run, and
+    /// returns why its controller would not recognise it; empty if it would. It is called only
+    /// while `owner` waits, every few seconds.
     ///
     /// # Errors
     /// [`Error::Wait`] while it has to wait.
@@ -124,7 +124,7 @@ impl Creations {
         Ok(permit)
     }
 
-    /// [`Self::allow`] without the dry run, which the permit may ask for.
+    /// Decides for [`Self::allow`], without the dry run, which the permit may ask for.
     fn decide(&self, owner: &Meta) -> Result<Permit, Error> {
         let mut owners = self.owners.lock();
         // Without such a webhook no owner waits, and no creation pays for a key.
@@ -261,8 +261,8 @@ pub fn compare(place: &str, one: &Value, other: &Value, places: &mut Vec<String>
     }
 }
 
-/// Why `owner`, which selects its objects by `selector`, does not recognise an object that was sent
-/// with `labels`. An orphan that it selects is not listed: it adopts it.
+/// Returns why `owner`, which selects its objects by `selector`, does not recognise an object that
+/// was sent with `labels`. An orphan that it selects is not listed: it adopts it.
 pub fn ownership_changes(
     owner: &Meta,
     selector: Option<&LabelSelector>,
@@ -288,7 +288,7 @@ pub fn controller_ref_change(owner: &Meta, created: &Meta) -> Option<String> {
     }
 }
 
-/// The changed labels that `selector` reads; none if it still matches.
+/// Returns the changed labels that `selector` reads; none if it still matches.
 fn label_changes(selector: &LabelSelector, sent: &Labels, created: &Meta) -> Vec<String> {
     let Ok(ready) = Selector::try_from(Some(selector)) else { return Vec::new() };
     if !ready.matches(sent) || ready.matches(&created.labels) {

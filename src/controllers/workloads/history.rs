@@ -75,8 +75,9 @@ pub enum Created {
 }
 
 impl NewRevision {
-    /// The revision of a StatefulSet with this template. `collision_count` is that of its status, 0
-    /// when absent. Upstream: `newRevision`, `NewControllerRevision`.
+    /// Makes the revision of a StatefulSet with this template. `collision_count` is that of its
+    /// status, 0 when absent.
+    /// Upstream: `newRevision`, `NewControllerRevision`.
     pub fn of_stateful_set<O: Resource>(
         set: &Meta,
         template: &Template,
@@ -91,7 +92,8 @@ impl NewRevision {
         NewRevision::new::<O>(set, name, labels, data, numbers, revision)
     }
 
-    /// The revision of a DaemonSet with this template. Upstream: `snapshot`.
+    /// Makes the revision of a DaemonSet with this template.
+    /// Upstream: `snapshot`.
     pub fn of_daemon_set<O: Resource>(
         set: &Meta,
         template: &Template,
@@ -106,6 +108,7 @@ impl NewRevision {
         NewRevision::new::<O>(set, name, labels, data, numbers, revision)
     }
 
+    /// Makes a revision with this name, data and number, which the set controls.
     fn new<O: Resource>(
         set: &Meta,
         name: String,
@@ -213,10 +216,10 @@ fn with_label(labels: &Labels, key: &str, value: &str) -> Labels {
     labels.iter().chain([(key, value)]).collect()
 }
 
-/// The revisions that `owner` controls, and the orphans among which it may adopt, as far as its
-/// selector matches; oldest first. Needs [`controller_index`]. A StatefulSet adopts the orphans of
-/// these; a DaemonSet hands them to `ControllerRefManager::claim`, which also releases. Upstream:
-/// `ListControllerRevisions`.
+/// Returns the revisions that `owner` controls, and the orphans among which it may adopt, as far as
+/// its selector matches; oldest first. Needs [`controller_index`]. A StatefulSet adopts the orphans
+/// of these; a DaemonSet hands them to `ControllerRefManager::claim`, which also releases.
+/// Upstream: `ListControllerRevisions`.
 ///
 /// [`controller_index`]: crate::controllers::workloads::ref_manager::controller_index
 pub fn revisions_of(
@@ -230,8 +233,9 @@ pub fn revisions_of(
     found
 }
 
-/// The revisions of `found` that the owner controls, adopted ones included; oldest first.
-pub async fn claimed<O: Object + Resource>(
+/// Claims the revisions `found`, and returns those that the owner controls, adopted ones included;
+/// oldest first.
+pub async fn claim_revisions<O: Object + Resource>(
     client: &Client,
     owner: &Meta,
     selector: &Selector,
@@ -268,8 +272,8 @@ pub enum Limit {
     All,
 }
 
-/// The revisions to delete, oldest first, so that no more than `limit` remain. A negative limit
-/// deletes nothing.
+/// Returns the revisions to delete, oldest first, so that no more than `limit` remain. A negative
+/// limit deletes nothing.
 pub fn beyond_limit(
     sorted: &[Arc<ControllerRevision>],
     is_used: impl Fn(&ControllerRevision) -> bool,

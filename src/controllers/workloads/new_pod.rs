@@ -50,7 +50,7 @@ pub struct NewPodMeta {
 }
 
 impl NewPod {
-    /// A pod of `owner` under a generated name.
+    /// Makes a pod of `owner` under a generated name.
     pub fn new<O: Resource>(owner: &Meta, template: &Template) -> Result<NewPod, Error> {
         #[derive(Deserialize)]
         struct SpecOf {

@@ -35,8 +35,8 @@ impl OwnerRecords {
         self.0.iter().for_each(|record| record.forget(owner, uid));
     }
 
-    /// Every change of an owner queues its own key. The records of a deleted owner are dropped
-    /// first: a new owner of the same name starts without them.
+    /// Returns the mapper of owners: every change of one queues its own key. The records of a
+    /// deleted owner are dropped first: a new owner of the same name starts without them.
     pub fn mapper<T: Object>(&self) -> impl Mapper<T, ObjectKey> + use<T> {
         let records = self.clone();
         move |change: Change<'_, T>, queue| {

@@ -2,8 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// `value` itself, or that percentage of `total`. Upstream:
-/// `intstr.GetScaledValueFromIntOrPercent`.
+/// Returns `value` itself, or that percentage of `total`.
+/// Upstream: `intstr.GetScaledValueFromIntOrPercent`.
 pub fn scaled(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
     let percent = match value {
         IntOrString::Int(number) => return Ok(*number),

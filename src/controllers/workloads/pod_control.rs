@@ -58,8 +58,8 @@ impl PodControl {
         self.create_on(owner, pod, None).await
     }
 
-    /// As [`Self::create`]. `node`: the one that the pod names, without which `owner` does not
-    /// recognise it.
+    /// Creates a pod as [`Self::create`] does. `node`: the one that the pod names, without which
+    /// `owner` does not recognise it.
     pub async fn create_on<O: PodOwner>(
         &self,
         owner: &O,
@@ -179,7 +179,7 @@ async fn send<O: PodOwner>(
     Ok((created, changes))
 }
 
-/// Why `owner` does not recognise a pod that it sent with `sent`; nothing if it does.
+/// Returns why `owner` does not recognise a pod that it sent with `sent`; nothing if it does.
 pub fn changes<O: PodOwner>(owner: &O, sent: &NewPodMeta, created: &Meta) -> Vec<String> {
     let mut changes = ownership_changes(owner.meta(), owner.selector(), &sent.labels, created);
     if let Some(name) = O::FINALIZER

@@ -19,7 +19,7 @@ const BY_GROUP: Index<Pod> = Index::new("activePodSchedulingGroup", |pod, emit| 
     }
 });
 
-/// The controller `podgroup-protection-controller`.
+/// Sets up the controller `podgroup-protection-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (groups, pods) = (c.lister::<PodGroup>(), c.lister::<Pod>());
     c.index(&pods, &BY_GROUP);

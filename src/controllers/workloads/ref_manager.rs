@@ -96,10 +96,11 @@ impl<'a> ControllerRefManager<'a> {
         self
     }
 
-    /// The `candidates` that the owner, of the kind `O`, controls afterwards; an adopted one as the
-    /// API returned it, so with its new resourceVersion. Before the first adoption the owner is
-    /// read live: the cache may not show yet that it is being deleted, or was replaced by another.
-    /// Every candidate is processed; the failures are returned together.
+    /// Adopts and releases `candidates`, and returns those that the owner, of the kind `O`,
+    /// controls afterwards; an adopted one as the API returned it, so with its new resourceVersion.
+    /// Before the first adoption the owner is read live: the cache may not show yet that it is
+    /// being deleted, or was replaced by another. Every candidate is processed; the failures are
+    /// returned together.
     pub async fn claim<O: Object + Resource, C: Object + Resource>(
         &self,
         candidates: Vec<Arc<C>>,
@@ -189,7 +190,7 @@ async fn recheck_deletion_timestamp<T: Object + Resource>(
     may_adopt(&T::RESOURCE.kind, owner, fresh.meta()).map_err(Error::other)
 }
 
-/// Whether `fresh`, read live, is still `owner` and stays.
+/// Checks that `fresh`, read live, is still `owner` and stays.
 fn may_adopt(kind: &str, owner: &Meta, fresh: &Meta) -> Result<(), String> {
     if fresh.uid != owner.uid {
         return Err(format!(
@@ -219,8 +220,9 @@ pub enum Claim {
     Ignore,
 }
 
-/// What `owner` does with `candidate`. `matches`: its selector and filters, called only when the
-/// result matters. Upstream: `BaseControllerRefManager.ClaimObject`.
+/// Decides what `owner` does with `candidate`. `matches`: its selector and filters, called only
+/// when the result matters.
+/// Upstream: `BaseControllerRefManager.ClaimObject`.
 pub fn decide(candidate: &Meta, owner: &Meta, matches: impl FnOnce() -> bool) -> Claim {
     if let Some(controller) = candidate.controller() {
         return match () {

@@ -19,7 +19,7 @@ metrics! {
         "[ALPHA] The time it took to delete the job since it became eligible for deletion";
 }
 
-/// The controller `ttl-after-finished-controller`.
+/// Sets up the controller `ttl-after-finished-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let jobs = c.lister::<Job>();
@@ -37,6 +37,7 @@ struct TtlAfterFinished {
 }
 
 impl TtlAfterFinished {
+    /// Deletes a finished Job whose TTL has passed, by its live state, or waits for that.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(job) = self.jobs.get(&key) else { return Ok(Next::Done) };
         match plan(&job, self.clock.now())? {
@@ -78,7 +79,8 @@ fn ttl(job: &Job) -> Option<Duration> {
     ends.then(|| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// Whether `job` is deleted now. Upstream: `processTTL`.
+/// Decides whether `job` is deleted now.
+/// Upstream: `processTTL`.
 fn plan(job: &Job, now: Timestamp) -> Result<Plan, Error> {
     let (Some(ttl), Some(finished)) = (ttl(job), job.finished()) else { return Ok(Plan::Keep) };
     let key = job.meta.key();

@@ -115,7 +115,7 @@ fn complete_fields(name: &str, object: &mut Value) {
     }
 }
 
-/// The defaults that depend on other fields.
+/// Sets the defaults that depend on other fields.
 fn complete_specially(name: &str, object: &mut Value) {
     let text = |object: &Value, name: &str| object[name].as_str().unwrap_or_default().to_owned();
     let policy = |image: &str| if takes_latest(image) { "Always" } else { "IfNotPresent" };

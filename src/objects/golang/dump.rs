@@ -20,8 +20,9 @@ pub fn pod_template_dump(template: &Value) -> String {
     dump.out
 }
 
-/// The text that the Go kubelet hashes for the uid of a static pod: of the pod with its defaults,
-/// as its internal struct. Upstream: `applyDefaults`.
+/// Returns the text that the Go kubelet hashes for the uid of a static pod: of the pod with its
+/// defaults, as its internal struct.
+/// Upstream: `applyDefaults`.
 ///
 /// Not the same as upstream's for a pod whose metadata has a creationTimestamp, or that has a
 /// status: the former shows the process's time zone, the latter is left out.
@@ -60,7 +61,8 @@ struct Dump {
 }
 
 impl Dump {
-    /// `typed`: whether the type stands before the value.
+    /// Appends a value as go-spew's `%#v` prints it, by its type. `typed`: whether the type stands
+    /// before the value.
     fn value(&mut self, of: Type, value: Option<&Value>, typed: bool) {
         if typed {
             self.out.push('(');

@@ -15,9 +15,9 @@ pub enum Numbers {
     Floats,
 }
 
-/// `{"spec":{"template":{"$patch":"replace",...}}}`: the patch that replaces an object's template
-/// by this one, byte for byte as the Go manager makes it. Upstream: `getPatch` of the DaemonSet and
-/// StatefulSet controllers, which differ in their numbers.
+/// Returns the patch that replaces an object's template by this one, byte for byte as the Go
+/// manager makes it: `{"spec":{"template":{"$patch":"replace",...}}}`. Upstream: `getPatch` of the
+/// DaemonSet and StatefulSet controllers, which differ in their numbers.
 pub fn pod_template_patch(template: &Value, numbers: Numbers) -> String {
     let mut writer = Writer { out: String::new(), numbers };
     writer.out.push_str(r#"{"spec":{"template":"#);
@@ -32,7 +32,7 @@ pub fn pod_template_patch(template: &Value, numbers: Numbers) -> String {
 /// The name, type and value of a member that a struct writes.
 type Member<'v> = (String, Type, Option<&'v Value>);
 
-/// The members of a struct that are not omitted, including those of embedded structs.
+/// Returns the members of a struct that are not omitted, including those of embedded structs.
 fn members_of<'v>(name: &str, object: Option<&'v Value>) -> Vec<Member<'v>> {
     let mut members = Vec::new();
     for field in fields(name) {
@@ -48,7 +48,7 @@ fn members_of<'v>(name: &str, object: Option<&'v Value>) -> Vec<Member<'v>> {
     members
 }
 
-/// Whether `omitempty` omits the value; never true for a struct.
+/// Returns whether `omitempty` omits the value; never true for a struct.
 pub(super) fn is_empty(kind: Kind, value: Option<&Value>) -> bool {
     match kind {
         Kind::String => value.and_then(Value::as_str).unwrap_or_default().is_empty(),
@@ -75,7 +75,8 @@ impl Writer {
         });
     }
 
-    /// The zero value of the type if the value is absent or of another type.
+    /// Writes a value as Go encodes its type; the zero value of the type if it is absent or of
+    /// another type.
     fn value(&mut self, of: Type, value: Option<&Value>) {
         match of.kind {
             Kind::String => self.string(value.and_then(Value::as_str).unwrap_or_default()),
@@ -114,7 +115,7 @@ impl Writer {
         }
     }
 
-    /// A value without a type.
+    /// Writes a value without a type.
     fn any(&mut self, value: &Value) {
         match value {
             Value::Object(members) => self.any_members(members),
@@ -138,6 +139,7 @@ impl Writer {
         });
     }
 
+    /// Writes items between `open` and `close`, with commas between them.
     fn list<T>(
         &mut self,
         open: char,
@@ -164,6 +166,7 @@ impl Writer {
         }
     }
 
+    /// Writes a string with the escapes of Go, which also escape HTML.
     /// Upstream: `encoding/json` with its escaping of HTML.
     fn string(&mut self, text: &str) {
         self.out.push('"');

@@ -23,7 +23,8 @@ const INT64_DIGITS: i32 = 18;
 const NANO: i32 = -9;
 
 impl GoQuantity {
-    /// The zero value for what Go cannot parse, which the API server does not store.
+    /// Parses a quantity as Go does. Returns the zero value for what Go cannot parse, which the API
+    /// server does not store.
     pub fn parse(text: &str) -> GoQuantity {
         if text == "0" {
             let (cached, format) = ("0".to_owned(), "DecimalSI");
@@ -35,6 +36,8 @@ impl GoQuantity {
         GoQuantity::parse_some(text).unwrap_or_default()
     }
 
+    /// Parses a text that is not empty or `0`: as an integer with a scale if that is exact, else as
+    /// a decimal.
     fn parse_some(text: &str) -> Option<GoQuantity> {
         let parts = Parts::parse(text).ok()?;
         let whole = if parts.whole.is_empty() { "0" } else { parts.whole };
@@ -97,6 +100,7 @@ impl GoQuantity {
 
 /// As go-spew prints it, without its type.
 impl fmt::Display for GoQuantity {
+    /// Writes the struct as go-spew's `%#v` prints it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let GoQuantity { value, scale, decimal, cached, format } = self;
         write!(

@@ -2,7 +2,8 @@
 
 use crate::objects::{LabelSelector, Requirement};
 
-/// As `%v` prints a pointer to a LabelSelector. Upstream: `LabelSelector.String`.
+/// Formats a pointer to a LabelSelector as `%v` prints it.
+/// Upstream: `LabelSelector.String`.
 pub fn label_selector(selector: Option<&LabelSelector>) -> String {
     let Some(LabelSelector { match_labels, match_expressions }) = selector else {
         return "nil".to_owned();

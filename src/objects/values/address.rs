@@ -18,7 +18,7 @@ pub fn parse_ip(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// The same for an IPv6 address, also an IPv4-mapped one.
+/// Parses an IPv6 address, also an IPv4-mapped one, whose parts may have leading zeros.
 pub fn parse_ipv6(text: &str) -> Option<Ipv6Addr> {
     let unpadded = |part: &str| match part.trim_start_matches('0') {
         "" if !part.is_empty() => Some("0".to_owned()),
@@ -31,7 +31,7 @@ pub fn parse_ipv6(text: &str) -> Option<Ipv6Addr> {
     })
 }
 
-/// The same for an IPv4 address.
+/// Parses an IPv4 address, whose parts may have leading zeros.
 fn parse_ipv4(text: &str) -> Option<Ipv4Addr> {
     let mut octets = [0u8; 4];
     let mut parts = text.split('.');

@@ -141,7 +141,7 @@ impl<P: Counted + Clone + Hash + Eq> Pool<P> {
         Pool { state: Mutex::new(PoolState { values: HashSet::new(), sweep_at: FIRST_SWEEP }) }
     }
 
-    /// The pool's copy of `value`, which `share` adds if it is missing.
+    /// Returns the pool's copy of `value`, which `share` adds if it is missing.
     fn intern_with<V, Q>(&self, value: V, share: impl FnOnce(V) -> P) -> P
     where
         V: Borrow<Q>,
@@ -363,6 +363,7 @@ impl Labels {
         self.0.as_deref().unwrap_or_default()
     }
 
+    /// Shares the map of these pairs with equal ones.
     fn from_pairs(mut pairs: Vec<(Istr, Istr)>) -> Labels {
         if pairs.is_empty() {
             return Labels(None);

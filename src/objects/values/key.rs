@@ -99,8 +99,8 @@ impl From<&str> for Uid {
     }
 }
 
-/// The halves of a lower-case, hyphenated UUID; `None` for any other spelling, so that printing
-/// returns the original text, and where the second half is 0.
+/// Returns the halves of a lower-case, hyphenated UUID; `None` for any other spelling, so that
+/// printing returns the original text, and where the second half is 0.
 fn parse_uuid(text: &str) -> Option<(u64, NonZeroU64)> {
     let text: &[u8; 36] = text.as_bytes().try_into().ok()?;
     let digit = |byte: u8| match byte {

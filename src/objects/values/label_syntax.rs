@@ -33,7 +33,7 @@ pub fn is_label_value(value: &str) -> bool {
     value.len() <= MAX_BYTES && (value.is_empty() || is_word(value))
 }
 
-/// The faults of a key; empty for a valid one.
+/// Returns the faults of a key; empty for a valid one.
 #[cold]
 pub fn label_key_fault(key: &str) -> String {
     let (prefix, name) = parts(key);

@@ -98,8 +98,9 @@ impl Meta {
         self.controller().is_some_and(|owner| owner.uid == *uid)
     }
 
-    /// A reference that makes the object of kind `T` with this metadata the controller of the
-    /// object that carries the reference. Upstream: `metav1.NewControllerRef`.
+    /// Returns a reference that makes the object of kind `T` with this metadata the controller of
+    /// the object that carries the reference.
+    /// Upstream: `metav1.NewControllerRef`.
     pub fn controller_ref<T: Resource>(&self) -> OwnerReference {
         OwnerReference {
             api_version: T::RESOURCE.api_version().into(),

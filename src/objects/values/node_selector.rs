@@ -55,6 +55,8 @@ impl NodeSelector {
 }
 
 impl Test {
+    /// Returns whether a node with this value of the label passes the test; `None` if it lacks the
+    /// label.
     fn holds(&self, label: Option<&str>) -> bool {
         match (self, label) {
             (Test::In(values), Some(label)) => values.contains(label),
@@ -63,6 +65,7 @@ impl Test {
             (Test::LessThan(bound), Some(label)) => number(label).is_some_and(|n| n < *bound),
             (Test::Exists, label) => label.is_some(),
             (Test::DoesNotExist, label) => label.is_none(),
+            // As upstream: a missing label is in no list.
             (Test::NotIn(_), None) => true,
             (Test::In(_) | Test::GreaterThan(_) | Test::LessThan(_), None) => false,
         }
@@ -70,6 +73,7 @@ impl Test {
 }
 
 impl FieldTest {
+    /// Returns whether a node of this name passes the test.
     fn holds(&self, name: &str) -> bool {
         // A field that nodes lack counts as empty.
         let actual = if self.field == NAME { name } else { "" };
@@ -139,6 +143,8 @@ fn term(WireTerm { match_expressions, match_fields }: WireTerm) -> Option<Term> 
     Some(Term { labels, fields })
 }
 
+/// Converts a requirement to a test of a label; `None` if it is not valid, as the term then selects
+/// no node.
 fn label_test(WireRequirement { key, operator, values }: WireRequirement) -> Option<(Istr, Test)> {
     if !is_label_key(&key) || !values.iter().all(|value| is_label_value(value)) {
         return None;

@@ -86,7 +86,8 @@ impl Quantity {
         Quantity { nanos: i128::from(count) * UNIT, format: Format::DecimalSi }
     }
 
-    /// `count` thousandths, written in units of `format`. Upstream: `NewMilliQuantity`.
+    /// Returns a quantity of `count` thousandths, written in units of `format`.
+    /// Upstream: `NewMilliQuantity`.
     pub fn from_milli(count: i64, format: Format) -> Quantity {
         let nanos = i128::from(count) * (UNIT / 1000);
         // Amounts below 1024 and fractions have no binary form.
@@ -258,6 +259,7 @@ impl Parts<'_> {
         Ok(Parts { negative, whole, fraction, unit: Unit::parse(unit)? })
     }
 
+    /// Returns the quantity that the parts write; amounts that are too large are cut off.
     fn quantity(&self) -> Quantity {
         let nanos = self.unsigned_nanos();
         let (nanos, format) = match self.unit {
@@ -271,7 +273,7 @@ impl Parts<'_> {
         Quantity { nanos: if self.negative { -nanos } else { nanos }, format }
     }
 
-    /// The amount without its sign, in billionths, rounded up. `None`: too large.
+    /// Returns the amount without its sign, in billionths, rounded up. `None`: too large.
     fn unsigned_nanos(&self) -> Option<i128> {
         let power = i64::from(self.scale()) + 9;
         let digits = match self.fraction {
@@ -296,7 +298,7 @@ impl Parts<'_> {
         exponent.wrapping_sub(self.fraction.len() as i32)
     }
 
-    /// Whether upstream keeps the original text.
+    /// Returns whether upstream keeps the original text.
     pub fn is_kept(&self) -> bool {
         let digits = format!("{}{}", self.whole, self.fraction);
         if self.whole.is_empty() {
@@ -317,7 +319,7 @@ impl Parts<'_> {
 }
 
 impl Unit {
-    /// A suffix such as `Mi`, or an exponent.
+    /// Parses a suffix such as `Mi`, or an exponent.
     fn parse(text: &str) -> Result<Unit, QuantityError> {
         if let Some((_, exponent)) = DECIMAL.iter().find(|(unit, _)| *unit == text) {
             return Ok(Unit::Decimal(*exponent, Format::DecimalSi));
@@ -333,7 +335,7 @@ impl Unit {
     }
 }
 
-/// `digits * 2^bits`, with `bits` up to 60, as decimal digits of any number.
+/// Returns `digits * 2^bits`, with `bits` up to 60, as decimal digits of any number.
 fn times_power_of_two(digits: &str, bits: u32) -> String {
     let mut carry = 0u64;
     let mut next = |digit: u64| {
@@ -347,7 +349,7 @@ fn times_power_of_two(digits: &str, bits: u32) -> String {
     reversed.into_iter().rev().filter_map(|digit| char::from_digit(digit, 10)).collect()
 }
 
-/// `digits * 10^power`, rounded up. `None`: too large.
+/// Returns `digits * 10^power`, rounded up. `None`: too large.
 fn scaled(digits: &str, power: i64) -> Option<i128> {
     let digits = digits.trim_start_matches('0');
     let parsed = |digits: &str| -> Option<i128> {

@@ -106,6 +106,7 @@ impl RawObject {
         Ok(list.transpose()?.flatten().unwrap_or_default())
     }
 
+    /// Returns the position of the member `name`.
     fn place(&self, name: &str) -> Option<usize> {
         // The last value of a duplicate name counts, as in the other JSON decoders used here.
         self.members.iter().rposition(|(known, _)| {

@@ -82,6 +82,8 @@ enum Test {
 }
 
 impl Test {
+    /// Returns whether an object with this value of the label passes the test; `None` if it lacks
+    /// the label.
     fn holds(&self, label: Option<&str>) -> bool {
         match (self, label) {
             (Test::Equals(value) | Test::DoubleEquals(value), Some(label)) => value == label,
@@ -92,6 +94,7 @@ impl Test {
             (Test::LessThan(bound), Some(label)) => compared(label, bound) == Some(Less),
             (Test::Exists, label) => label.is_some(),
             (Test::DoesNotExist, label) => label.is_none(),
+            // As upstream: a missing label equals no value.
             (Test::NotEquals(_) | Test::NotIn(_), None) => true,
             (_, None) => false,
         }
@@ -129,8 +132,9 @@ impl Selector {
         Selector { nothing: false, terms: labels.pairs().iter().map(of_label).collect() }
     }
 
-    /// The selector as a `LabelSelector` holds it: of several values that a label must have, the
-    /// last one counts. Upstream: `ParseToLabelSelector`.
+    /// Returns the selector as a `LabelSelector` holds it: of several values that a label must
+    /// have, the last one counts.
+    /// Upstream: `ParseToLabelSelector`.
     ///
     /// # Errors
     /// In upstream's words: a `LabelSelector` has no such operator.
@@ -171,7 +175,7 @@ impl Selector {
         self.nothing
     }
 
-    /// The key and the value of a label that all matching objects have, if there is one.
+    /// Returns the key and the value of a label that all matching objects have, if there is one.
     pub fn required_label(&self) -> Option<(&Istr, &Istr)> {
         self.terms.iter().find_map(|Term { key, test }| match test {
             Test::Equals(value) | Test::DoubleEquals(value) => Some((key, value)),
@@ -202,8 +206,9 @@ impl Selector {
 impl TryFrom<&LabelSelector> for Selector {
     type Error = SelectorError;
 
-    /// Syncs and events of pods convert selectors, so nothing but the terms is allocated for a
-    /// valid one. Upstream: `metav1.LabelSelectorAsSelector`.
+    /// Converts a selector, and checks its keys and values. Syncs and events of pods do it, so
+    /// nothing but the terms is allocated for a valid one. Upstream:
+    /// `metav1.LabelSelectorAsSelector`.
     fn try_from(selector: &LabelSelector) -> Result<Selector, SelectorError> {
         let LabelSelector { match_labels, match_expressions } = selector;
         for (key, value) in match_labels.pairs() {
@@ -218,6 +223,7 @@ impl TryFrom<&LabelSelector> for Selector {
     }
 }
 
+/// Converts a requirement to a term, and checks its operator, key and values.
 fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, SelectorError> {
     let (test, has_bad_values, rule) = match operator.as_str() {
         "In" => (Test::In(values.clone().into()), values.is_empty(), NOT_EMPTY),
@@ -256,7 +262,8 @@ fn check(key: &str, values: &[Istr], error: Option<String>) -> Result<(), Select
     }
 }
 
-/// All faults of a term. Upstream: `field.ErrorList`.
+/// Collects all faults of a term into one error.
+/// Upstream: `field.ErrorList`.
 #[cold]
 fn faults(key: &str, values: &[Istr], error: Option<String>) -> SelectorError {
     let of_key = invalid("key", key, &label_key_fault(key));

@@ -37,8 +37,9 @@ fn is_empty(text: &Istr) -> bool {
 }
 
 impl Toleration {
-    /// `comparison`: the gate TaintTolerationComparisonOperators. Without it, `Lt` and `Gt`
-    /// tolerate nothing. Upstream: `Toleration.ToleratesTaint`.
+    /// Returns whether this toleration tolerates a taint. `comparison`: the gate
+    /// TaintTolerationComparisonOperators. Without it, `Lt` and `Gt` tolerate nothing. Upstream:
+    /// `Toleration.ToleratesTaint`.
     pub fn tolerates(&self, taint: &Taint, comparison: bool) -> bool {
         let covers = |own: &Istr, other: &Istr| own.is_empty() || own == other;
         covers(&self.effect, &taint.effect)
@@ -67,8 +68,8 @@ impl Toleration {
     }
 }
 
-/// The first of `taints` with one of `effects` that no toleration covers. Upstream:
-/// `FindMatchingUntoleratedTaint`.
+/// Returns the first of `taints` with one of `effects` that no toleration covers.
+/// Upstream: `FindMatchingUntoleratedTaint`.
 pub fn untolerated<'t, 'a>(
     taints: &'t [Taint],
     effects: &[&str],

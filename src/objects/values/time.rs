@@ -249,7 +249,7 @@ struct Civil {
 }
 
 impl Civil {
-    /// The inverse of [`days_before`].
+    /// Converts a time to a date, as the inverse of [`days_before`].
     fn new(time: Timestamp) -> Civil {
         let (days, second) = (time.as_secs().div_euclid(86_400), time.as_secs().rem_euclid(86_400));
         let (cycle, day) = ((days + EPOCH).div_euclid(CYCLE), (days + EPOCH).rem_euclid(CYCLE));

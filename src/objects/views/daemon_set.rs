@@ -105,7 +105,7 @@ impl TryFrom<WireSpec> for DaemonSetSpec {
 }
 
 impl Placement {
-    /// What decides on which nodes a pod of the template may run.
+    /// Reads from the template what decides on which nodes its pods may run.
     fn read(template: &Template) -> Result<Placement, serde_json::Error> {
         let WireTemplate { spec } = from_json(template.json())?;
         let required = spec.affinity.node_affinity.required;

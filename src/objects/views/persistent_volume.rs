@@ -78,6 +78,7 @@ with_volume_sources! {
 }
 
 impl From<WireSpec> for PersistentVolumeSpec {
+    /// Keeps of a spec what its readers use.
     fn from(mut wire: WireSpec) -> PersistentVolumeSpec {
         let source = wire.source().map(Box::new);
         let is_flex =

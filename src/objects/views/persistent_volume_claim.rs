@@ -14,9 +14,9 @@ use crate::objects::{
 pub struct PersistentVolumeClaim {
     #[serde(rename = "metadata", deserialize_with = "null_as_default")]
     pub meta: Meta,
-    #[serde(deserialize_with = "spec")]
+    #[serde(deserialize_with = "read_spec")]
     pub spec: PersistentVolumeClaimSpec,
-    #[serde(deserialize_with = "status")]
+    #[serde(deserialize_with = "read_status")]
     pub status: PersistentVolumeClaimStatus,
 }
 
@@ -89,7 +89,7 @@ impl PersistentVolumeClaim {
         annotated.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()
     }
 
-    /// The current, the wanted and the target VolumeAttributesClass.
+    /// Returns the current, the wanted and the target VolumeAttributesClass, sorted, each once.
     /// Upstream: `getReferencedVolumeAttributesClassNames`.
     pub fn volume_attributes_classes(&self) -> Vec<&Istr> {
         let PersistentVolumeClaim { spec, status, .. } = self;
@@ -107,8 +107,8 @@ impl PersistentVolumeClaim {
     }
 }
 
-/// Keeps the text of a spec that names no volume.
-fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimSpec, D::Error> {
+/// Reads a spec, and keeps its text if it names no volume: binding the claim writes the whole spec.
+fn read_spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimSpec, D::Error> {
     let text = Box::<RawValue>::deserialize(from)?;
     let spec = from_json::<Option<PersistentVolumeClaimSpec>>(text.get());
     let mut spec = spec.map_err(D::Error::custom)?.unwrap_or_default();
@@ -118,8 +118,11 @@ fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimSpec,
     Ok(spec)
 }
 
-/// Keeps the text of a status that is not `Bound`.
-fn status<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeClaimStatus, D::Error> {
+/// Reads a status, and keeps its text if it is not `Bound`: a change of the phase writes the whole
+/// status.
+fn read_status<'de, D: Deserializer<'de>>(
+    from: D,
+) -> Result<PersistentVolumeClaimStatus, D::Error> {
     let text = Box::<RawValue>::deserialize(from)?;
     let status = from_json::<Option<PersistentVolumeClaimStatus>>(text.get());
     let mut status = status.map_err(D::Error::custom)?.unwrap_or_default();
@@ -137,6 +140,7 @@ fn is_there<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Ok(Option::<IgnoredAny>::deserialize(from)?.is_some())
 }
 
+/// Reads `requests.storage` of the field `resources`.
 fn requested_storage<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quantity>, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]

@@ -32,6 +32,7 @@ struct Container {
 }
 
 impl QuotaSpec {
+    /// Keeps of a pod's spec what its quota depends on, and shares it with equal specs.
     pub(super) fn from_wire(spec: &WireSpec) -> Interned<QuotaSpec> {
         let main = spec.containers.iter().flatten().map(|container| (Role::Main, container));
         let init = spec.init_containers.iter().flatten().map(|container| {
@@ -62,6 +63,8 @@ impl QuotaSpec {
         }
     }
 
+    /// Returns whether nothing asks for CPU or memory: the pod as a whole, or its containers if it
+    /// has no resources of its own.
     /// Upstream: `qos.ComputePodQOS`.
     fn is_best_effort(&self) -> bool {
         let asks = |resources: &WireResources| {
@@ -95,6 +98,7 @@ pub struct PodQuota {
 }
 
 impl PodQuota {
+    /// Computes what quotas charge for a pod.
     pub(super) fn from_wire(spec: &QuotaSpec, status: &WireStatus) -> PodQuota {
         let resources = Resources::new(spec, status);
         let of_containers = spec.whole.as_ref().map(|_| Resources::new(spec, status));
@@ -141,6 +145,7 @@ struct Resources<'a> {
 }
 
 impl<'a> Resources<'a> {
+    /// Joins a pod's spec with the resources that its status reports for the containers.
     fn new(spec: &'a QuotaSpec, status: &'a WireStatus) -> Resources<'a> {
         let statuses = [&status.container_statuses, &status.init_container_statuses];
         let actual = statuses.into_iter().flatten().flatten().filter_map(|status| {
@@ -167,7 +172,8 @@ impl<'a> Resources<'a> {
         requests
     }
 
-    /// A container counts with the largest of what it asks for, has and is promised.
+    /// Sums the requests; a container counts with the largest of what it asks for, has and is
+    /// promised.
     fn requests_without_overhead(&self) -> ResourceList {
         self.sum(
             |resources| &resources.requests,
@@ -182,6 +188,7 @@ impl<'a> Resources<'a> {
         )
     }
 
+    /// Sums the limits, with the overhead for those that are set.
     /// Upstream: `PodLimits`.
     fn limits(&self) -> ResourceList {
         let mut limits = self.sum(
@@ -202,8 +209,8 @@ impl<'a> Resources<'a> {
         limits
     }
 
-    /// The largest need of the pod at one time: its containers and sidecars together, or an init
-    /// container and the sidecars before it. Pod-level resources replace both.
+    /// Returns the largest need of the pod at one time: its containers and sidecars together, or an
+    /// init container and the sidecars before it. Pod-level resources replace both.
     fn sum(
         &self,
         part: Part,
@@ -246,8 +253,8 @@ enum Role {
     Init,
 }
 
-/// The largest need of one resource at one time, from the needs of the containers in their order
-/// (at least one).
+/// Returns the largest need of one resource at one time, from the needs of the containers in their
+/// order (at least one).
 fn largest_need(needs: &[(Istr, Role, Quantity)]) -> Quantity {
     let sum = |one: Option<Quantity>, other| one.map_or(other, |one| one + other);
     let (mut together, mut sidecars, mut at_start) = (None, None, None);
@@ -282,7 +289,7 @@ static PREFIXED: LazyLock<[[Istr; 3]; 3]> = LazyLock::new(|| {
     })
 });
 
-/// `requests.cpu` from `cpu`; common names are interned.
+/// Returns `requests.cpu` for `cpu`, for example; common names are interned.
 fn with_prefix(prefix: &str, name: &Istr) -> Istr {
     if let Some([_, requests, limits]) = PREFIXED.iter().find(|[plain, ..]| plain == name) {
         for known in [requests, limits] {
@@ -294,7 +301,8 @@ fn with_prefix(prefix: &str, name: &Istr) -> Istr {
     format!("{prefix}{name}").into()
 }
 
-/// The usage under the names of quotas. Upstream: `podComputeUsageHelper`.
+/// Returns the usage under the names of quotas.
+/// Upstream: `podComputeUsageHelper`.
 fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     let mut charged = vec![(PODS.clone(), Quantity::ONE)];
     for (name, amount) in requests.iter() {

@@ -24,7 +24,8 @@ pub struct ReplicationController {
 resource!(ReplicationController, "", "v1", "replicationcontrollers", namespaced);
 impl WholeMeta for ReplicationController {}
 
-/// Its selector is a map of labels.
+/// Reads the spec of a ReplicationController, whose selector is a map of labels, as that of a
+/// ReplicaSet.
 fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<ReplicaSetSpec, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]

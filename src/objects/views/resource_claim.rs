@@ -144,6 +144,8 @@ impl WireWanted {
 }
 
 impl From<WireSpec> for ResourceClaimSpec {
+    /// Keeps of a claim how many devices of each class it may be charged for, and some of its
+    /// features.
     fn from(spec: WireSpec) -> ResourceClaimSpec {
         let requests = spec.devices.requests.unwrap_or_default();
         let admin = |wanted: &WireWanted| wanted.admin_access == Some(true);

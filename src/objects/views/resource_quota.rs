@@ -66,7 +66,8 @@ impl ResourceQuota {
         self.spec.hard.quantities()
     }
 
-    /// The scopes that an object must match to be counted. Upstream: `getScopeSelectorsFromQuota`.
+    /// Returns the scopes that an object must match to be counted.
+    /// Upstream: `getScopeSelectorsFromQuota`.
     pub fn scopes(&self) -> Vec<ScopeRequirement> {
         let exists = |scope: &Istr| ScopeRequirement {
             scope_name: scope.clone(),

@@ -50,6 +50,7 @@ struct Status {
 impl TryFrom<RawObject> for Scale {
     type Error = serde_json::Error;
 
+    /// Reads a Scale of any API version, whose selector may be a text, a map or a second field.
     fn try_from(json: RawObject) -> Result<Scale, serde_json::Error> {
         let Wire { metadata: meta, spec, status } = from_json(&json.to_string())?;
         let selector = match status.selector {

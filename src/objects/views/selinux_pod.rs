@@ -109,6 +109,7 @@ impl WireContext {
 }
 
 impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
+    /// Keeps of a pod its volumes and the SELinux labels with which containers mount them.
     fn from(wire: WirePod<WireSpec, WireStatus>) -> SelinuxPod {
         let WirePod { metadata: meta, spec, status } = wire;
         let context = spec.security_context.unwrap_or_default();
@@ -138,8 +139,8 @@ impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
     }
 }
 
-/// The labels with which `containers` mount each volume; `of_pod` counts where a container has
-/// none.
+/// Collects the labels with which `containers` mount each volume; `of_pod` counts where a container
+/// has none.
 fn labels_by_volume(
     containers: impl Iterator<Item = WireContainer>,
     of_pod: Option<Istr>,

@@ -92,7 +92,7 @@ impl TokenSecret {
     }
 }
 
-/// Whether a string is present and not empty, without copying it.
+/// Reads whether a string is present and not empty, without copying it.
 fn is_given<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     struct Given;
     impl serde::de::Visitor<'_> for Given {

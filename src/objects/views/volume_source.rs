@@ -39,8 +39,8 @@ pub enum InTreeKind {
 type Member = (&'static str, bool);
 
 impl InTreeKind {
-    /// The members that volumes of this kind are named and attached by. `wire::messages` has them
-    /// too.
+    /// Returns the members that volumes of this kind are named and attached by. `wire::messages`
+    /// has them too.
     const fn members(self) -> &'static [Member] {
         match self {
             InTreeKind::AwsElasticBlockStore => {
@@ -78,7 +78,7 @@ impl InTreeKind {
     }
 }
 
-/// Whether Go leaves the value out of JSON with `omitempty`.
+/// Returns whether Go leaves the value out of JSON with `omitempty`.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -108,7 +108,7 @@ impl<'de> Deserialize<'de> for Fields {
 }
 
 impl Fields {
-    /// The members of this kind, as JSON; zero values are left out, as in Go.
+    /// Returns the members of this kind, as JSON; zero values are left out, as in Go.
     fn into_json(mut self, kind: InTreeKind) -> Box<str> {
         let mut read = Map::new();
         for (name, is_pointer) in kind.members() {
@@ -147,6 +147,7 @@ macro_rules! with_volume_sources {
         }
 
         impl $name {
+            /// Takes the source of the volume, if it is one that is kept.
             fn source(&mut self) -> Option<$crate::objects::VolumeSource> {
                 use $crate::objects::InTreeKind::*;
                 let in_tree = [

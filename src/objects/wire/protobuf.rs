@@ -153,7 +153,7 @@ fn bytes<'de>(from: &mut &'de [u8], count: u64) -> Result<&'de [u8], Short> {
     Ok(taken)
 }
 
-/// The next field, whole. `from` is at its end on `None`, and anywhere after an error.
+/// Reads the next field, whole. `from` is at its end on `None`, and anywhere after an error.
 pub fn field<'de>(from: &mut &'de [u8]) -> Result<Option<(u64, Wire<'de>)>, Short> {
     if from.is_empty() {
         return Ok(None);
@@ -183,7 +183,7 @@ pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
     Ok(&[])
 }
 
-/// The bytes of the fields 1 to `N`, which are messages; empty where one is missing.
+/// Returns the bytes of the fields 1 to `N`, which are messages; empty where one is missing.
 pub fn parts<const N: usize>(message: &[u8]) -> Result<[&[u8]; N], Error> {
     let (mut found, mut rest) = ([None; N], message);
     while let Some((number, wire)) = field(&mut rest)? {
@@ -197,9 +197,9 @@ pub fn parts<const N: usize>(message: &[u8]) -> Result<[&[u8]; N], Error> {
     Ok(found.map(Option::unwrap_or_default))
 }
 
-/// A string as JSON shows it: API servers store strings that are not UTF-8. Each byte that is no
-/// part of a character is one U+FFFD; `from_utf8_lossy` writes one for several. Upstream:
-/// `encoding/json`.
+/// Returns a string as JSON shows it: API servers store strings that are not UTF-8. Each byte that
+/// is no part of a character is one U+FFFD; `from_utf8_lossy` writes one for several.
+/// Upstream: `encoding/json`.
 pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = str::from_utf8(bytes) {
         return Cow::Borrowed(text);
@@ -212,8 +212,9 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// A time in microseconds. Nanoseconds count only in a `MicroTime`, for the JSON of the other has
-/// none. Upstream: `Time.Unmarshal`, `MicroTime.Unmarshal`.
+/// Reads a time, in microseconds. Nanoseconds count only in a `MicroTime`, for the JSON of the
+/// other has none.
+/// Upstream: `Time.Unmarshal`, `MicroTime.Unmarshal`.
 fn micros(kind: Kind, mut message: &[u8]) -> Result<i64, Error> {
     let (mut seconds, mut nanos) = (0_i64, 0_i64);
     while let Some((number, wire)) = field(&mut message)? {
@@ -295,8 +296,9 @@ impl<'de, 'r> Value<'de, 'r> {
 impl<'de> Deserializer<'de> for Value<'de, '_> {
     type Error = Error;
 
-    /// For views that accept a field of any type. The methods written out below do not call this
-    /// one: a type that asks for one form gets no code for the others.
+    /// Reads a field in the form that its type has, for views that accept a field of any type. The
+    /// methods written out below do not call this one: a type that asks for one form gets no code
+    /// for the others.
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match (self.shape, self.kind) {
             (Shape::List, _) => self.deserialize_seq(visitor),
@@ -354,7 +356,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
         }
     }
 
-    /// Microseconds to a time; anything else as it is.
+    /// Converts microseconds to a time; leaves anything else as it is.
     fn deserialize_newtype_struct<V: Visitor<'de>>(
         self,
         _: &'static str,
@@ -424,7 +426,7 @@ struct Fields<'de> {
 }
 
 impl<'de> Fields<'de> {
-    /// The next field that the view has; an inlined message is read as fields of this one.
+    /// Returns the next field that the view has; an inlined message is read as fields of this one.
     fn next_name(&mut self) -> Result<Option<&'static str>, Error> {
         loop {
             let Some((number, wire)) = field(&mut self.rest)? else {
@@ -474,7 +476,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         Repeated { kind, number, next: Some(wire), rest, entry: None }
     }
 
-    /// The next value of the same field number, if the next field has it.
+    /// Takes the next value of the same field number, if the next field has it.
     fn take(&mut self) -> Result<Option<Wire<'de>>, Error> {
         if let Some(first) = self.next.take() {
             return Ok(Some(first));
@@ -489,7 +491,7 @@ impl<'de, 'r> Repeated<'de, 'r> {
         })
     }
 
-    /// The key of the next entry, whose value is kept for `entry`.
+    /// Reads the key of the next entry, whose value is kept for `entry`.
     fn next_key(&mut self) -> Result<Option<Cow<'de, str>>, Error> {
         let Some(wire) = self.take()? else { return Ok(None) };
         let Wire::Bytes(mut entry) = wire else { return Err(Short::Malformed.into()) };

@@ -27,7 +27,7 @@ pub struct ResourceType {
 }
 
 impl ResourceType {
-    /// The resource of these names, as a constant.
+    /// Makes the resource of these names, as a constant.
     pub const fn fixed(
         group: &'static str,
         version: &'static str,

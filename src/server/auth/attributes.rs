@@ -50,6 +50,7 @@ impl Attributes for PathAttributes {
         vec![Access::Path { verb: verb(request), path: request.path.clone() }]
     }
 
+    /// Answers a request that is refused.
     fn refuse(&self, request: &Request, refusal: Refusal<'_>) -> Response {
         let path = &request.path;
         match refusal {

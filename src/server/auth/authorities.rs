@@ -28,6 +28,8 @@ const CREDENTIAL_ID: &str = "authentication.kubernetes.io/credential-id";
 pub struct Authorities(Arc<dyn ClientCertVerifier>);
 
 impl Authorities {
+    /// Reads the authorities from certificates in PEM.
+    ///
     /// # Errors
     /// When `pem` holds no certificate, or a certificate that cannot be parsed.
     pub fn from_pem(pem: &[u8]) -> Result<Authorities, String> {
@@ -56,8 +58,8 @@ impl Authorities {
         read.and_then(|pem| Authorities::from_pem(&pem)).map_err(|error| format!("{file}: {error}"))
     }
 
-    /// The user that the first certificate of `chain` names, once the chain is verified. As in Go,
-    /// the last common name counts; the name is empty when the subject has none.
+    /// Verifies `chain`, and returns the user that its first certificate names. As in Go, the last
+    /// common name counts; the name is empty when the subject has none.
     ///
     /// # Errors
     /// Why the chain does not lead to one of these authorities, for the log.

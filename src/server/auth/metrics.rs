@@ -88,7 +88,8 @@ pub fn count_authorization(allowed: &Result<bool, String>, took: Duration) {
     AUTHORIZATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());
 }
 
-/// A label with few values, none of which identifies a person. Upstream: `compressUsername`.
+/// Returns a label for a user: there are few values, and none identifies a person.
+/// Upstream: `compressUsername`.
 fn category(user: &str) -> &str {
     match user {
         "admin"

@@ -128,7 +128,7 @@ impl Auth {
         })
     }
 
-    /// The refusal of a request; `None` when it is allowed.
+    /// Authenticates and authorizes a request: returns its refusal, or `None` when it is allowed.
     async fn check(&self, request: &Request) -> Option<Response> {
         let since = self.clock.monotonic();
         let user = self.authenticate(request).await;
@@ -161,8 +161,8 @@ impl Auth {
         Some(attributes.refuse(request, refusal))
     }
 
-    /// The user of a request; `None` when its credentials are not valid. One valid credential is
-    /// enough; a request without credentials is anonymous.
+    /// Returns the user of a request; `None` when its credentials are not valid. One valid
+    /// credential is enough; a request without credentials is anonymous.
     async fn authenticate(&self, request: &Request) -> Option<User> {
         let (now, chain) = (self.clock.now(), &request.peer);
         let mut faults = Vec::new();
@@ -191,7 +191,7 @@ impl Auth {
         }
     }
 
-    /// The user of a bearer token, from the cache or a review; `None` when it is not valid.
+    /// Returns the user of a bearer token, from the cache or a review; `None` when it is not valid.
     async fn user_of_token(&self, token: &str) -> Option<User> {
         let (key, begin) = (Key::digest(token), self.clock.monotonic());
         let known = self.tokens.get(&key, begin);
@@ -226,7 +226,8 @@ impl Auth {
         }
     }
 
-    /// Whether the request is allowed without the API server.
+    /// Returns whether the request is allowed without the API server, by its path or a group of the
+    /// user.
     fn needs_no_review(&self, user: &User, request: &Request) -> bool {
         let path = &request.path;
         let bare = |path: &str| path.strip_prefix('/').unwrap_or(path).to_string();
@@ -239,7 +240,8 @@ impl Auth {
             || user.groups.iter().any(|group| config.always_allow_groups.contains(group))
     }
 
-    /// Whether the user has the access. Errors: from the review.
+    /// Returns whether the user has the access, from the cache or a review. Errors: from the
+    /// review.
     async fn authorize(&self, user: &User, access: &Access) -> Result<bool, String> {
         let key =
             (access.size() < MAX_CACHED_ATTRIBUTES_BYTES).then(|| Key::digest(&(user, access)));

@@ -21,8 +21,8 @@ pub struct RequestHeader {
 }
 
 impl RequestHeader {
-    /// The user named by the headers of `request`; `None` when they name no user or when no proxy
-    /// is trusted.
+    /// Returns the user named by the headers of `request`; `None` when they name no user or when no
+    /// proxy is trusted.
     ///
     /// # Errors
     /// Why the client's certificate is not that of a trusted proxy.
@@ -38,7 +38,7 @@ impl RequestHeader {
         Ok(self.user_from_headers(request))
     }
 
-    /// `None`: no header names a user.
+    /// Reads the user from the headers that a proxy has set. `None`: no header names a user.
     fn user_from_headers(&self, request: &Request) -> Option<User> {
         let first = |headers: &[String]| {
             let mut values = headers.iter().filter_map(|header| request.headers.get(header));
@@ -53,7 +53,7 @@ impl RequestHeader {
         })
     }
 
-    /// The headers that begin with one of the prefixes, by the name after it.
+    /// Returns the headers that begin with one of the prefixes, by the name after it.
     fn extra(&self, request: &Request) -> Vec<(String, Vec<String>)> {
         let mut extra: Vec<(String, Vec<String>)> = Vec::new();
         for prefix in &self.extra_prefixes {

@@ -60,6 +60,7 @@ impl Reviewer for ApiReviewer {
         self.authentication.is_some()
     }
 
+    /// Asks for a TokenReview; without a client, no token is valid.
     fn token(&self, token: &str) -> Boxed<Result<Option<User>, String>> {
         let body = json!({
             "apiVersion": TOKEN_REVIEW.api_version(), "kind": "TokenReview",
@@ -72,6 +73,7 @@ impl Reviewer for ApiReviewer {
         })
     }
 
+    /// Asks for a SubjectAccessReview; without a client, nothing is allowed.
     fn access(&self, user: &User, access: &Access) -> Boxed<Result<bool, String>> {
         let (kind, attributes) = match access {
             Access::Path { verb, path } => {
@@ -144,7 +146,7 @@ fn should_retry(error: &client::Error) -> bool {
     error.is_reset() || error.is_internal() || error.is_timeout() || error.is_too_many_requests()
 }
 
-/// The user in the status of a TokenReview; `None` if the token is not valid.
+/// Reads the user from the status of a TokenReview; `None` if the token is not valid.
 fn reviewed_user(status: &Value) -> Option<User> {
     let strings = |value: &Value| -> Vec<String> {
         let items = value.as_array().into_iter().flatten();

@@ -127,8 +127,8 @@ impl Connection {
         }
     }
 
-    /// `work`'s output, unless a phase takes too long or the connection is evicted. Phases begin
-    /// only while `work` is polled, so the deadline is checked afterwards.
+    /// Returns `work`'s output, unless a phase takes too long or the connection is evicted. Phases
+    /// begin only while `work` is polled, so the deadline is checked afterwards.
     async fn in_time<T>(&self, work: impl Future<Output = T>) -> Result<T, Cut> {
         let (clock, progress) = (&self.serving.clock, &self.slot.progress);
         let mut work = pin!(work);

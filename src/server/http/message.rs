@@ -39,7 +39,7 @@ pub struct Request {
 pub type Chain = Arc<[CertificateDer<'static>]>;
 
 impl Request {
-    /// A GET of a path with its query, without a client certificate.
+    /// Makes a GET of a path with its query, without a client certificate.
     pub fn get(path: &str) -> Request {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         Request {
@@ -58,8 +58,8 @@ impl Request {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
-    /// The quality (0 to 1) that a header such as `Accept` gives `item`; 0 when the header does not
-    /// name it.
+    /// Returns the quality (0 to 1) that a header such as `Accept` gives `item`; 0 when the header
+    /// does not name it.
     pub fn quality(&self, header: &str, item: &str) -> f32 {
         let lines = self.headers.get_all(header).iter().filter_map(|line| line.to_str().ok());
         let mut best = 0.0;
@@ -107,7 +107,7 @@ pub enum BodyError {
 }
 
 impl RequestBody {
-    /// The whole body, of at most `limit` bytes.
+    /// Reads the whole body, of at most `limit` bytes.
     pub async fn read(self, limit: usize) -> Result<Bytes, BodyError> {
         let mut body = match self {
             RequestBody::Full(bytes) if bytes.len() > limit => return Err(BodyError::TooLarge),

@@ -169,8 +169,8 @@ impl Serving {
         while all_closed.recv().await.is_ok() {}
     }
 
-    /// The next connection. Without a free descriptor the kernel returns an error even when no
-    /// client waits; so this frees one of the reserve first, and then waits for a client.
+    /// Accepts the next connection. Without a free descriptor the kernel returns an error even when
+    /// no client waits; so this frees one of the reserve first, and then waits for a client.
     async fn next(&self, listener: &Async<TcpListener>) -> io::Result<(Async<TcpStream>, IpAddr)> {
         loop {
             match listener.get_ref().accept() {

@@ -45,7 +45,7 @@ impl Page {
         })
     }
 
-    /// The whole page. It is rendered at each request and not cached.
+    /// Returns the whole page. It is rendered at each request and not cached.
     pub fn html(&self) -> String {
         let Page { title, style, script } = self;
         format!(

@@ -44,8 +44,8 @@ impl Loaded {
 pub(super) struct Named(BTreeMap<String, Arc<CertifiedKey>>);
 
 impl Named {
-    /// `given` holds the explicit names of each certificate; without any it has its own names.
-    /// Explicit names take precedence, then earlier certificates.
+    /// Sorts the certificates by the names for which they are chosen. Explicit names take
+    /// precedence, then earlier certificates.
     /// Upstream: `BuildNamedCertificates`.
     pub fn new(given: &[(Vec<String>, Arc<CertifiedKey>)]) -> Named {
         let explicit =

@@ -30,7 +30,7 @@ pub(super) fn restrict(
     Ok(())
 }
 
-/// Why the list of curves cannot be used, if it cannot.
+/// Returns why the list of curves cannot be used, if it cannot.
 fn fault(curves: &[i32]) -> Option<String> {
     for (position, curve) in curves.iter().enumerate() {
         if !(1..=i32::from(u16::MAX)).contains(curve) {

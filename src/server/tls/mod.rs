@@ -159,6 +159,7 @@ impl Tls {
     }
 }
 
+/// Builds the TLS configuration, which asks clients for a certificate but does not need one.
 fn config(
     options: &TlsOptions,
     provider: Arc<CryptoProvider>,
@@ -180,6 +181,7 @@ fn config(
     Ok(config)
 }
 
+/// Returns the cryptography of rustls, restricted to the chosen cipher suites and curves.
 fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
     let mut provider = ring::default_provider();
     if !options.cipher_suites.is_empty() {

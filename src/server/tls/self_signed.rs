@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// A certificate and its key in PEM, for this host and for `address`.
+/// Creates a certificate and its key in PEM, for this host and for `address`.
 pub(super) fn self_signed(address: Option<IpAddr>) -> Result<(Vec<u8>, Vec<u8>), String> {
     let failed = |error: rcgen::Error| format!("self-signed certificate: {error}");
     let mut names = vec!["localhost".to_string(), "127.0.0.1".to_string()];
@@ -21,8 +21,9 @@ pub(super) fn self_signed(address: Option<IpAddr>) -> Result<(Vec<u8>, Vec<u8>),
     Ok((cert.pem().into_bytes(), key.serialize_pem().into_bytes()))
 }
 
-/// The files `NAME.crt` and `NAME.key` in a folder. Where neither exists, both are created, and
-/// the folder too. Upstream: `MaybeDefaultWithSelfSignedCerts`.
+/// Returns the files `NAME.crt` and `NAME.key` in a folder. Where neither exists, both are created,
+/// and the folder too.
+/// Upstream: `MaybeDefaultWithSelfSignedCerts`.
 ///
 /// # Errors
 /// One line naming the file.

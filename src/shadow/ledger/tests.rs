@@ -76,14 +76,14 @@ fn counts(ledger: &Ledger, now: u64) -> [u64; 5] {
 fn check(ledger: &mut Ledger, now: u64, live: Option<&Value>) {
     let live = live.map_or(Live::Absent, Live::Object);
     for check in ledger.due(seconds(now)) {
-        ledger.checked(seconds(now), &check, live);
+        ledger.record_check(seconds(now), &check, live);
     }
 }
 
 #[test]
 fn an_intention_is_met_by_a_state_that_it_would_not_change() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), scale(1, 3));
+    ledger.record_intended(seconds(1), scale(1, 3));
     assert_eq!(counts(&ledger, 1), [0, 0, 1, 0, 0]);
     ledger.record_seen(seconds(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
@@ -95,7 +95,7 @@ fn an_intention_is_met_by_a_state_that_it_would_not_change() {
 fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
     for (touched, expected) in [(true, [1, 0, 0, 0, 0]), (false, [0, 1, 0, 0, 0])] {
         let mut ledger = ledger();
-        ledger.intended(seconds(1), scale(1, 3));
+        ledger.record_intended(seconds(1), scale(1, 3));
         ledger
             .record_seen(seconds(2), &place("x"), None, Seen::Present, touched, || Some(scaled(2)));
         ledger.run_ended(seconds(3), "c", "a/y", seconds(3), true);
@@ -110,14 +110,14 @@ fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
 #[test]
 fn what_stays_wanted_is_outstanding_after_the_grace_period() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), scale(1, 3));
-    ledger.intended(seconds(60), scale(1, 3));
+    ledger.record_intended(seconds(1), scale(1, 3));
+    ledger.record_intended(seconds(60), scale(1, 3));
     check(&mut ledger, 60, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 60), [0, 0, 1, 0, 0]);
     check(&mut ledger, 61, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
     assert!(!ledger.report(seconds(61)).is_clean());
-    ledger.intended(seconds(121), scale(1, 3));
+    ledger.record_intended(seconds(121), scale(1, 3));
     check(&mut ledger, 121, Some(&scaled(3)));
     assert_eq!(counts(&ledger, 121), [1, 0, 0, 0, 0], "met late");
     assert!(ledger.report(seconds(121)).is_clean());
@@ -126,9 +126,9 @@ fn what_stays_wanted_is_outstanding_after_the_grace_period() {
 #[test]
 fn another_value_of_the_one_in_charge_contradicts() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), scale(1, 3));
+    ledger.record_intended(seconds(1), scale(1, 3));
     ledger.record_seen(seconds(2), &place("x"), None, Seen::Present, true, || Some(scaled(2)));
-    ledger.intended(seconds(3), scale(2, 3));
+    ledger.record_intended(seconds(3), scale(2, 3));
     check(&mut ledger, 61, Some(&scaled(2)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 0, 1]);
     let report = ledger.report(seconds(61));
@@ -138,12 +138,12 @@ fn another_value_of_the_one_in_charge_contradicts() {
 #[test]
 fn a_value_that_the_one_in_charge_restores_contradicts() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), scale(1, 3));
+    ledger.record_intended(seconds(1), scale(1, 3));
     ledger.record_seen(seconds(2), &place("x"), None, Seen::Present, false, || Some(scaled(9)));
     check(&mut ledger, 61, Some(&scaled(9)));
     assert_eq!(counts(&ledger, 61), [0, 0, 0, 1, 0]);
     ledger.record_seen(seconds(62), &place("x"), None, Seen::Present, true, || Some(scaled(1)));
-    ledger.intended(seconds(63), scale(1, 3));
+    ledger.record_intended(seconds(63), scale(1, 3));
     assert_eq!(counts(&ledger, 63), [0, 0, 0, 0, 1]);
 }
 
@@ -151,11 +151,11 @@ fn a_value_that_the_one_in_charge_restores_contradicts() {
 fn a_changed_content_begins_a_new_grace_period_a_few_times() {
     let mut ledger = ledger();
     for second in (0..240).step_by(30) {
-        ledger.intended(seconds(second), scale(1, 2 + second as i64));
+        ledger.record_intended(seconds(second), scale(1, 2 + second as i64));
         check(&mut ledger, second, Some(&scaled(1)));
         assert_eq!(counts(&ledger, second), [0, 0, 1, 0, 0], "{second}");
     }
-    ledger.intended(seconds(241), scale(1, 999));
+    ledger.record_intended(seconds(241), scale(1, 999));
     check(&mut ledger, 241, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 241), [0, 0, 0, 1, 0]);
 }
@@ -163,7 +163,7 @@ fn a_changed_content_begins_a_new_grace_period_a_few_times() {
 #[test]
 fn what_is_not_repeated_is_dropped() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), scale(1, 3));
+    ledger.record_intended(seconds(1), scale(1, 3));
     check(&mut ledger, 100, Some(&scaled(1)));
     assert_eq!(counts(&ledger, 100), [0, 0, 0, 1, 0]);
     ledger.tick(seconds(182));
@@ -173,7 +173,7 @@ fn what_is_not_repeated_is_dropped() {
 #[test]
 fn generated_names_are_met_by_any_object_of_the_prefix() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), without_fields("POST", "web-*"));
+    ledger.record_intended(seconds(1), without_fields("POST", "web-*"));
     ledger.record_seen(
         seconds(2),
         &place("web-abc"),
@@ -183,7 +183,7 @@ fn generated_names_are_met_by_any_object_of_the_prefix() {
         || None,
     );
     assert_eq!(counts(&ledger, 2), [1, 0, 0, 0, 0]);
-    ledger.intended(seconds(3), without_fields("POST", "web-*"));
+    ledger.record_intended(seconds(3), without_fields("POST", "web-*"));
     check(&mut ledger, 63, None);
     assert_eq!(counts(&ledger, 63), [1, 0, 0, 1, 0]);
 }
@@ -193,8 +193,8 @@ fn deletions_are_met_by_an_object_that_goes() {
     let going = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } });
     for (seen, live) in [(Seen::Gone, None), (Seen::Present, Some(going))] {
         let mut ledger = ledger();
-        ledger.intended(seconds(1), without_fields("DELETE", "x"));
-        ledger.intended(seconds(1), scale(1, 3));
+        ledger.record_intended(seconds(1), without_fields("DELETE", "x"));
+        ledger.record_intended(seconds(1), scale(1, 3));
         ledger.record_seen(seconds(2), &place("x"), None, seen, false, || live);
         let open = if seen == Seen::Gone { [1, 1, 0, 0, 0] } else { [1, 0, 1, 0, 0] };
         assert_eq!(counts(&ledger, 2), open);
@@ -274,7 +274,7 @@ fn a_claim_counts_for_what_comes_soon_after() {
 #[test]
 fn keys_are_tried_again_less_and_less_often() {
     let mut ledger = ledger();
-    ledger.intended(seconds(0), scale(1, 3));
+    ledger.record_intended(seconds(0), scale(1, 3));
     for (now, millis) in [(0, 100), (2, 500), (20, 5_000), (600, 15_000)] {
         let wait = ledger.run_ended(seconds(now), "c", "a/x", seconds(0), false);
         assert_eq!(wait, Duration::from_millis(millis), "{now}");
@@ -304,7 +304,7 @@ fn what_is_written_once_is_compared_when_it_is_created() {
 
     // The other begins with another Pod of the batch.
     let mut ledger = ledger();
-    ledger.intended(seconds(1), intended("a"));
+    ledger.record_intended(seconds(1), intended("a"));
     made(&mut ledger, 2, pod("b", "1"));
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
     made(&mut ledger, 3, pod("a", "1"));
@@ -385,7 +385,7 @@ fn what_the_server_refuses_is_no_intention() {
         [("POST", false, [0, 1, 0, 0, 0]), ("DELETE", true, [1, 0, 0, 0, 0])]
     {
         let mut ledger = ledger();
-        ledger.intended(seconds(1), without_fields(method, "x"));
+        ledger.record_intended(seconds(1), without_fields(method, "x"));
         ledger.refused(seconds(2), &scale(1, 2), false);
         assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0], "another write");
         ledger.refused(seconds(2), &without_fields(method, "x"), is_met);
@@ -396,10 +396,10 @@ fn what_the_server_refuses_is_no_intention() {
 #[test]
 fn what_is_refused_to_both_is_not_outstanding() {
     let mut ledger = ledger();
-    ledger.intended(seconds(1), without_fields("POST", "web-*"));
+    ledger.record_intended(seconds(1), without_fields("POST", "web-*"));
     let judge = |ledger: &mut Ledger, now: u64, live: Live<'_>| {
         for check in ledger.due(seconds(now)) {
-            ledger.checked(seconds(now), &check, live);
+            ledger.record_check(seconds(now), &check, live);
         }
         let report = ledger.report(seconds(now));
         (report.is_clean(), report.refused.len())
@@ -420,14 +420,14 @@ fn no_value_of_a_secret_is_kept() {
     assert_eq!(request.effect(&known("bmV3")), Effect::Nothing);
     let intended = IntendedWrite { place: place.clone(), request, changes, ..scale(1, 2) };
     let mut ledger = ledger();
-    ledger.intended(seconds(1), intended);
+    ledger.record_intended(seconds(1), intended);
     // Another user changes it, and later the manager in charge.
     for (now, value, by_incumbent) in [(2, "aHVudGVyMw==", false), (3, "aHVudGVyNA==", true)] {
         let seen = || Some(known(value));
         ledger.record_seen(seconds(now), &place, None, Seen::Present, by_incumbent, seen);
     }
     for check in ledger.due(seconds(61)) {
-        ledger.checked(seconds(61), &check, Live::Object(&known("aHVudGVyNQ==")));
+        ledger.record_check(seconds(61), &check, Live::Object(&known("aHVudGVyNQ==")));
     }
     let report = ledger.report(seconds(100));
     let text = format!("{report} {}", serde_json::to_string(&report).expect("JSON"));
@@ -442,7 +442,7 @@ fn a_name_makes_no_line_of_the_report() {
     let path = "spec.labels.a\n  forged: update b".to_owned();
     let change = Change { path, old: Value::Null, new: json!("\u{85}x") };
     let place = place("x\n\nresult: clean");
-    ledger.intended(
+    ledger.record_intended(
         seconds(1),
         IntendedWrite { place: place.clone(), changes: vec![change], ..scale(1, 2) },
     );
@@ -450,7 +450,7 @@ fn a_name_makes_no_line_of_the_report() {
         Write { place, fields: vec!["f\nresult: clean".into()], ..write("x", Kind::Create) };
     ledger.suspect(seconds(1), write);
     for check in ledger.due(seconds(100)) {
-        ledger.checked(seconds(100), &check, Live::Unknown);
+        ledger.record_check(seconds(100), &check, Live::Unknown);
     }
     ledger.tick(seconds(100));
     let text = ledger.report(seconds(100)).to_string();

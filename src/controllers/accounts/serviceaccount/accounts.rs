@@ -20,7 +20,7 @@ struct Accounts {
     accounts: Lister<ServiceAccount>,
 }
 
-/// The controller `serviceaccount-controller`.
+/// Sets up the controller `serviceaccount-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (namespaces, accounts) = (c.lister::<Namespace>(), c.lister::<ServiceAccount>());
     let this = Arc::new(Accounts {

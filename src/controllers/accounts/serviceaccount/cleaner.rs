@@ -36,7 +36,7 @@ struct Cleaner {
     clean_up_period: Duration,
 }
 
-/// The controller `legacy-serviceaccount-token-cleaner-controller`.
+/// Sets up the controller `legacy-serviceaccount-token-cleaner-controller`.
 ///
 /// # Errors
 /// When `--legacy-service-account-token-clean-up-period` is zero.
@@ -103,8 +103,8 @@ impl Cleaner {
         self.carry_out(cutoff.next_step(secret), secret).await
     }
 
-    /// The Secrets that the pods of a namespace name. They are read from the API server when they
-    /// are needed, which is rare, so that cached pods need not hold them.
+    /// Returns the Secrets that the pods of a namespace name. They are read from the API server
+    /// when they are needed, which is rare, so that cached pods need not hold them.
     async fn mounted_secrets<'a>(
         &self,
         namespace: &Istr,
@@ -168,7 +168,8 @@ struct Cutoff {
 }
 
 impl Cutoff {
-    /// `None`: the time since `tracked_since` is too short to decide.
+    /// Computes the times before which a token counts as unused. `None`: the time since
+    /// `tracked_since` is too short to decide.
     fn new(
         tracked_since: &str,
         now: Timestamp,
@@ -186,8 +187,8 @@ impl Cutoff {
         Ok(Some(Cutoff { today: format_date(now), time, date: format_date(time) }))
     }
 
-    /// Whether this token was generated for its account, `account`, before the limit, and has not
-    /// been used since.
+    /// Returns whether this token was generated for its account, `account`, before the limit, and
+    /// has not been used since.
     fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
         let meta = &secret.meta;
         let is_new = meta.creation_timestamp.is_some_and(|created| created >= self.time);

@@ -97,7 +97,7 @@ struct ProjectedSource {
 }
 
 impl PodSecrets {
-    /// The names of the Secrets, each once.
+    /// Returns the names of the Secrets that the pod refers to, each once.
     pub fn names(self) -> HashSet<String> {
         let mut names = HashSet::new();
         let Spec { image_pull_secrets, containers, init_containers, ephemeral_containers, volumes } =

@@ -69,7 +69,7 @@ struct Tokens {
     token_data: TokenData,
 }
 
-/// The controller `serviceaccount-token-controller`; idle without a key to sign with.
+/// Sets up the controller `serviceaccount-token-controller`; idle without a key to sign with.
 ///
 /// # Errors
 /// When the key or the authority cannot be read.
@@ -165,7 +165,8 @@ impl Tokens {
         self.accounts.get(key).filter(|account| uid.is_empty() || account.meta.uid == *uid)
     }
 
-    /// Like [`Self::cached_account`], but reads from the API server what the cache does not have.
+    /// Returns the account of this key and uid from the cache, or from the API server if the cache
+    /// does not have it. An empty uid matches any.
     async fn find_account(
         &self,
         key: &ObjectKey,

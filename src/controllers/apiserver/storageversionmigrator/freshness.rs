@@ -52,8 +52,8 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// The newest version of the resource: that of a list that is always empty, so that no object
-    /// is read.
+    /// Returns the newest version of the resource: that of a list that is always empty, so that no
+    /// object is read.
     async fn newest_version(&self, found: &ApiResource) -> Result<String, Error> {
         let name_selector = match found.resource.namespaced {
             true => None,

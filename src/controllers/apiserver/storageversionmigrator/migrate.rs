@@ -119,7 +119,7 @@ impl Migrator {
         self.follows_1_37 && error.is_not_found() && error.reason() == Some("NotFound")
     }
 
-    /// The status to write; since 1.37 it shows the progress.
+    /// Returns the status to write; since 1.37 it shows the progress.
     fn status_with_progress(&self, progress: &Progress) -> StorageVersionMigrationStatus {
         let Progress { migration, migrated, total, .. } = progress;
         match self.follows_1_37 {

@@ -48,7 +48,7 @@ struct Migrator {
     written: Mutex<HistoryVersion>,
 }
 
-/// The controller `storage-version-migrator-controller`; idle without the gate
+/// Sets up the controller `storage-version-migrator-controller`; idle without the gate
 /// InformerResourceVersion.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.feature("InformerResourceVersion") {
@@ -86,7 +86,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The resource in its preferred version; `None` if it is not served.
+/// Finds the resource in its preferred version; `None` if it is not served.
 ///
 /// # Errors
 /// When discovery could not read a version of the group: the resource may be in it.
@@ -129,7 +129,7 @@ fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
     status.is_true(SUCCEEDED) || status.is_true(FAILED)
 }
 
-/// `status` with this message of the condition Running, if that is true.
+/// Returns `status` with this message of the condition Running, if that is true.
 fn with_progress(
     status: &StorageVersionMigrationStatus,
     message: String,
@@ -142,8 +142,8 @@ fn with_progress(
     status
 }
 
-/// `status` with a true condition of this type; an existing one stays as it is. Upstream:
-/// `setStatusConditions`.
+/// Returns `status` with a true condition of this type; an existing one stays as it is.
+/// Upstream: `setStatusConditions`.
 fn with_condition(
     status: &StorageVersionMigrationStatus,
     condition_type: &str,

@@ -148,7 +148,7 @@ impl Migrator {
 
 const STORAGE_MIGRATING: &str = "StorageMigrating";
 
-/// The condition of a definition that shows whether a migration of its objects runs.
+/// Returns the condition of a definition that shows whether a migration of its objects runs.
 fn storage_migrating_condition(
     definition: &Value,
     is_running: bool,
@@ -173,10 +173,11 @@ fn running_status(definition: &Value, migration: &str, now: Timestamp) -> Value 
     json!({"conditions": [storage_migrating_condition(definition, true, "MigrationRunning", &message, now)]})
 }
 
-/// The status of a definition whose migration has ended. After a success on an unchanged
+/// Returns the status of a definition whose migration has ended. After a success on an unchanged
 /// definition, its storage version is the only one stored. `None`: the end is recorded already, and
 /// only the write to the migration after it has failed. The condition's observed generation is that
-/// at the end, not at the beginning. Upstream: `finishCRDMigration`.
+/// at the end, not at the beginning.
+/// Upstream: `finishCRDMigration`.
 fn finished_status(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();
     let old = conditions.into_iter().flatten().find(|old| old["type"] == STORAGE_MIGRATING);

@@ -84,8 +84,8 @@ impl TypeChecker {
         TypeChecker { client, clock, check_permit: Semaphore::new(1), cached: Mutex::default() }
     }
 
-    /// The warnings about the policy's validations and their messages. Kinds whose schema the
-    /// server does not have are skipped.
+    /// Returns the warnings about the policy's validations and their messages. Kinds whose schema
+    /// the server does not have are skipped.
     ///
     /// # Errors
     /// When a request failed, or the server could not return the schema of a built-in kind.
@@ -98,6 +98,7 @@ impl TypeChecker {
             return Ok(Vec::new());
         }
         let index: Index = match self.client.fetch(&Call::new("GET", "/openapi/v3")).await {
+            // Without the index no kind has a schema, so that all are skipped.
             Err(error) if matches!(error.code(), Some(403 | 404)) => {
                 log::warn!("schemas of kinds: {error}");
                 Index::default()
@@ -127,7 +128,8 @@ impl TypeChecker {
         self.cached.lock().clear();
     }
 
-    /// The definitions of a kind in the server's documents. `None`: the kind is not in them.
+    /// Returns the definitions of a kind from the server's documents, or from the cache while their
+    /// address is the same. `None`: the kind is not in them.
     async fn definitions(
         &self,
         index: &Index,
@@ -175,7 +177,7 @@ impl TypeChecker {
         definitions.root_type(&format!("{}{nanos}", kind.kind)).unwrap_or(Type::Dyn)
     }
 
-    /// The kinds that the policy's rules name exactly.
+    /// Returns the kinds that the policy's rules name exactly.
     async fn kinds_to_check(
         &self,
         policy: &ValidatingAdmissionPolicy,
@@ -197,7 +199,7 @@ impl TypeChecker {
     }
 }
 
-/// The kind of the policy's parameters; `None` without one, or if its version is malformed.
+/// Returns the kind of the policy's parameters; `None` without one, or if its version is malformed.
 fn param_kind(policy: &ValidatingAdmissionPolicy) -> Option<GroupVersionKind> {
     let param_kind = policy.spec.param_kind.as_ref()?;
     let (group, version) = match param_kind.api_version.split('/').collect::<Vec<_>>()[..] {
@@ -227,7 +229,8 @@ async fn check_off_executor(
     checked.map_err(|error| Error::other(format!("type check of {name}: {error}")))
 }
 
-/// The warnings about the expressions of the policy, up to a limit of bytes.
+/// Compiles the expressions of the policy, and returns the warnings about them, up to a limit of
+/// bytes.
 fn check_policy(
     policy: &ValidatingAdmissionPolicy,
     kinds: Vec<(GroupVersionKind, Type)>,
@@ -269,8 +272,8 @@ fn compile_errors(environments: &[(GroupVersionKind, Environment)], expression: 
     errors.join("\n")
 }
 
-/// All variables of a policy, its own included: each may use those before it. A variable whose
-/// expression has a fault may have any type.
+/// Makes an environment with all variables of a policy, its own included: each may use those before
+/// it. A variable whose expression has a fault may have any type.
 fn policy_environment(
     policy: &ValidatingAdmissionPolicy,
     object: Type,
@@ -319,8 +322,9 @@ fn to_variable_type(result: &Type) -> Type {
     }
 }
 
-/// The group, version and resource of each resource that a rule names exactly, sorted. Empty when a
-/// group or version has a wildcard; resources with one, and subresources, are left out.
+/// Returns the group, version and resource of each resource that a rule names exactly, sorted.
+/// Empty when a group or version has a wildcard; resources with one, and subresources, are left
+/// out.
 fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     let has_wildcard = |names: &[String]| names.iter().any(|name| name.contains('*'));
     if has_wildcard(&rule.api_groups) || has_wildcard(&rule.api_versions) {
@@ -338,7 +342,7 @@ fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     exact
 }
 
-/// The kinds that rules name, and whether some resource is unknown.
+/// Returns the kinds that rules name, and whether some resource is unknown.
 fn kinds_of_rules(
     rules: &[NamedRuleWithOperations],
     discovery: &Discovery,
@@ -362,8 +366,9 @@ fn kinds_of_rules(
     (found, has_unknown)
 }
 
-/// The kinds of a resource, by its plural or its kind. An empty group means any, and so does an
-/// empty version. Upstream: `DefaultRESTMapper.KindsFor`.
+/// Returns the kinds of a resource, by its plural or its kind. An empty group means any, and so
+/// does an empty version.
+/// Upstream: `DefaultRESTMapper.KindsFor`.
 fn kinds_for(
     discovery: &Discovery,
     group: &str,

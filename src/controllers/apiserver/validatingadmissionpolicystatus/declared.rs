@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use cel_compiler::{Environment, Fields, Type};
 
-/// An environment with all variables except those that depend on the policy.
+/// Makes an environment with all variables except those that depend on the policy.
 pub fn environment() -> Environment {
     let mut environment = Environment::default();
     let request = request_type(&mut environment.types);
@@ -29,7 +29,7 @@ fn declare<const N: usize>(
     declared
 }
 
-/// The type of the variable `request`.
+/// Declares the type of the variable `request`.
 fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
     let string = || Type::String;
     let kind = declare(
@@ -72,7 +72,7 @@ fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
     )
 }
 
-/// The type of the variable `namespaceObject`.
+/// Declares the type of the variable `namespaceObject`.
 fn namespace_type(types: &mut BTreeMap<String, Type>) -> Type {
     let string = || Type::String;
     let spec =

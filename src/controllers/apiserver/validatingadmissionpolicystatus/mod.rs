@@ -28,7 +28,7 @@ struct PolicyStatus {
     checker: TypeChecker,
 }
 
-/// The controller `validatingadmissionpolicy-status-controller`.
+/// Sets up the controller `validatingadmissionpolicy-status-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let policies = c.lister();
     let checker = TypeChecker::new(c.client(), c.clock());

@@ -98,7 +98,7 @@ enum Format {
     Other,
 }
 
-/// A schema; a boolean or a list of schemas in its place is ignored.
+/// Reads a schema; a boolean or a list of schemas in its place is ignored.
 fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>>, D::Error> {
     struct SchemaVisitor;
     impl<'de> Visitor<'de> for SchemaVisitor {
@@ -164,7 +164,8 @@ struct SchemaKinds {
 }
 
 impl Definitions {
-    /// The schema of `kind`, from the document of its group version; `None`: it is not in there.
+    /// Reads the schema of `kind`, with those that it refers to, from the document of its group
+    /// version; `None` if it is not in there.
     pub fn read(
         document: &[u8],
         kind: &GroupVersionKind,
@@ -237,7 +238,7 @@ struct SchemaNode {
 }
 
 impl SchemaNode {
-    /// The node of a schema inside this one, with its reference followed.
+    /// Returns the node of a schema inside this one, with its reference followed.
     fn resolve(&self, schema: &Arc<Schema>) -> SchemaNode {
         let definitions = self.definitions.clone();
         let Some(reference) = schema.reference() else {
@@ -258,7 +259,7 @@ impl SchemaNode {
         SchemaNode { definitions, is_resource: schema.is_embedded_resource, schema, path }
     }
 
-    /// The type of the values that the schema allows; objects get the name `name`.
+    /// Returns the type of the values that the schema allows; objects get the name `name`.
     fn into_type(self, name: &str) -> Option<Type> {
         let schema = &self.schema;
         if schema.int_or_string || schema.format == Format::IntOrString {
@@ -294,7 +295,7 @@ impl SchemaNode {
         self.schema.properties.as_ref()?.get(name).map(|schema| self.resolve(schema))
     }
 
-    /// Whether the schema itself has the fields of every resource.
+    /// Returns whether the schema itself has the fields of every resource.
     fn has_metadata(&self) -> bool {
         let has_string = |node: &SchemaNode, name| {
             node.property(name).is_some_and(|property| property.schema.kind == Kind::String)
@@ -307,7 +308,7 @@ impl SchemaNode {
             && has_string(&metadata, "generateName")
     }
 
-    /// The type of the field that expressions call `name`, in the object type `type_name`.
+    /// Returns the type of the field that expressions call `name`, in the object type `type_name`.
     fn field_type(&self, type_name: &str, name: &str) -> Option<Type> {
         if self.is_resource && !self.has_metadata() {
             match name {
@@ -337,7 +338,8 @@ impl LazyFields for SchemaNode {
     }
 }
 
-/// A property's name as an identifier; `None`: it can't be one. Upstream: `cel.Escape`.
+/// Returns a property's name as an identifier; `None` if it can't be one.
+/// Upstream: `cel.Escape`.
 fn escape(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
         return None;

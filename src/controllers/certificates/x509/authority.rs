@@ -105,7 +105,7 @@ struct SignedCertificate<'a> {
 }
 
 impl Authority {
-    /// An authority from a certificate and its key in PEM.
+    /// Makes an authority from a certificate and its key in PEM.
     ///
     /// # Errors
     /// One line that describes the fault.
@@ -155,8 +155,8 @@ impl Authority {
         certificate.to_der().map_err(encoding_error)
     }
 
-    /// The DER of the TBSCertificate: subject and key of the request, usages and validity of the
-    /// template, within the validity of the authority.
+    /// Returns the DER of the TBSCertificate: subject and key of the request, usages and validity
+    /// of the template, within the validity of the authority.
     fn tbs_certificate(
         &self,
         request: &CertificateRequest,
@@ -211,7 +211,8 @@ fn encoding_error(error: der::Error) -> String {
     format!("failed to encode certificate: {error}")
 }
 
-/// The first and the last moment of a certificate. Upstream: `PermissiveSigningPolicy.apply`.
+/// Computes the first and the last moment of a certificate.
+/// Upstream: `PermissiveSigningPolicy.apply`.
 fn validity(
     template: &Template<'_>,
     authority_ends: Timestamp,
@@ -264,7 +265,7 @@ impl Usages {
         Ok(parsed)
     }
 
-    /// The extensions of key usage and of extended key usage, where they are not empty.
+    /// Returns the extensions of key usage and of extended key usage, where they are not empty.
     fn extensions(&self) -> der::Result<Vec<Extension>> {
         let mut extensions = Vec::new();
         if !self.key.is_empty() {

@@ -110,7 +110,7 @@ impl CertificateRequest {
         }
     }
 
-    /// A request in DER.
+    /// Parses a request in DER.
     ///
     /// # Errors
     /// One line that describes the fault.
@@ -188,7 +188,8 @@ impl Subject {
         Ok(subject)
     }
 
-    /// A `Name`. `x509_cert`'s has no room for a value that is there twice, which Go writes.
+    /// Encodes the subject as a `Name`. `x509_cert`'s has no room for a value that is there twice,
+    /// which Go writes.
     pub fn to_der(&self) -> der::Result<Vec<u8>> {
         let mut names = Vec::new();
         for (index, (kind, values)) in ATTRIBUTES.iter().zip(&self.values).enumerate() {
@@ -228,8 +229,8 @@ fn encode_attribute(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>>
     NameAttribute { kind, value }.to_der()
 }
 
-/// The names in the extensions that a request's attributes ask for. Attributes of other forms are
-/// ignored.
+/// Returns the names in the extensions that a request's attributes ask for. Attributes of other
+/// forms are ignored.
 fn requested_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String> {
     let mut names = AlternativeNames::default();
     let mut seen: HashSet<ObjectIdentifier> = HashSet::new();
@@ -293,7 +294,7 @@ impl AlternativeNames {
         Ok(found)
     }
 
-    /// The extension: the names by their kind.
+    /// Returns the extension with the names by their kind.
     pub fn to_extension(&self) -> der::Result<SubjectAltName> {
         let mut names = Vec::new();
         for name in &self.dns {

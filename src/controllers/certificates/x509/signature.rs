@@ -117,7 +117,7 @@ fn verify_ecdsa(
     verified.map_err(|_| "x509: ECDSA verification failure".to_owned())
 }
 
-/// Whether this is a signature of one of the algorithms that rustls has.
+/// Returns whether this is a signature of one of the algorithms that rustls has.
 fn is_verified_by_rustls(
     key_algorithm: &AlgorithmIdentifierRef<'_>,
     key: &[u8],
@@ -169,7 +169,7 @@ impl Hash {
         [vec![0; bytes.saturating_sub(digest.len())], digest].concat()
     }
 
-    /// The DER of the [`DigestInfo`].
+    /// Returns the DER of the [`DigestInfo`].
     fn digest_info(self, message: &[u8]) -> der::Result<Vec<u8>> {
         let oid = match self {
             Hash::Sha1 => ID_SHA_1,
@@ -206,7 +206,7 @@ impl SigningKey {
         keys.find_map(|der| SigningKey::from_der(&der))
     }
 
-    /// A key of any kind that [`KeyKind`] has; `None` if it is of another kind.
+    /// Reads a key of any kind that [`KeyKind`] has; `None` if it is of another kind.
     fn from_der(der: &PrivateKeyDer<'_>) -> Option<SigningKey> {
         if let Some(key) = any_supported_type(der).ok().and_then(SigningKey::from_rustls) {
             return Some(key);
@@ -226,7 +226,8 @@ impl SigningKey {
         })
     }
 
-    /// `None`: the key is of none of these schemes.
+    /// Takes a key of rustls that signs with one of these schemes; `None` if it does not. `None`:
+    /// the key is of none of these schemes.
     fn from_rustls(key: Arc<dyn rustls::sign::SigningKey>) -> Option<SigningKey> {
         const SCHEMES: [(SignatureScheme, AlgorithmIdentifierRef<'_>); 4] = [
             (SignatureScheme::RSA_PKCS1_SHA256, SHA256_WITH_RSA),
@@ -248,6 +249,8 @@ impl SigningKey {
         &self.public_key
     }
 
+    /// Signs `message`, and returns the signature.
+    ///
     /// # Errors
     /// When the key can't sign: an RSA key that is too small.
     pub fn sign(&self, message: &[u8]) -> Result<Vec<u8>, String> {

@@ -30,7 +30,7 @@ impl Part {
         byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || marks.contains(&byte)
     }
 
-    /// The bytes, with escapes for those that the part may not hold.
+    /// Returns the bytes as text, with escapes for those that the part may not hold.
     fn percent_encode(self, bytes: &[u8]) -> String {
         let mut text = String::new();
         for byte in bytes {
@@ -45,7 +45,7 @@ impl Part {
         text
     }
 
-    /// The bytes of the part, with its escapes decoded.
+    /// Returns the bytes of the part, with its escapes decoded.
     fn percent_decode(self, text: &str) -> Result<Vec<u8>, String> {
         let mut decoded = Vec::new();
         let mut remaining = text.as_bytes();
@@ -84,7 +84,8 @@ impl Part {
         Ok(decoded)
     }
 
-    /// A path or a fragment in the form that Go writes: unchanged where it is a valid encoding.
+    /// Returns a path or a fragment in the form that Go writes: unchanged where it is a valid
+    /// encoding.
     fn normalize(self, text: &str) -> Result<String, String> {
         let decoded = self.percent_decode(text)?;
         let encoded = self.percent_encode(&decoded);
@@ -99,7 +100,7 @@ impl Part {
     }
 }
 
-/// `text` as Go writes it.
+/// Returns `text` as Go writes it.
 ///
 /// # Errors
 /// One line saying why Go cannot read it, or that its host is no name of a domain.
@@ -115,7 +116,7 @@ pub fn normal_form(text: &str) -> Result<String, String> {
     Ok(form)
 }
 
-/// A URI without a fragment as Go writes it.
+/// Returns a URI without a fragment as Go writes it.
 fn normalize_without_fragment(text: &str) -> Result<String, String> {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return Err("net/url: invalid control character in URL".to_owned());
@@ -159,7 +160,7 @@ fn normalize_without_fragment(text: &str) -> Result<String, String> {
     Ok(form + &path + &query)
 }
 
-/// The scheme, which may be empty, and the text after its colon.
+/// Splits off the scheme, which may be empty, and returns it with the text after its colon.
 fn split_scheme(text: &str) -> Result<(&str, &str), String> {
     let end = text.find(|c: char| !c.is_ascii_alphanumeric() && !"+-.".contains(c));
     match end.filter(|end| text[*end..].starts_with(':')) {
@@ -171,7 +172,7 @@ fn split_scheme(text: &str) -> Result<(&str, &str), String> {
     }
 }
 
-/// User and host of a URI as Go writes them.
+/// Returns the user and the host of a URI as Go writes them.
 fn normalize_authority(scheme: &str, text: &str) -> Result<String, String> {
     let (user, host) = match text.rsplit_once('@') {
         Some((user, host)) => (Some(user), host),
@@ -198,7 +199,7 @@ fn normalize_authority(scheme: &str, text: &str) -> Result<String, String> {
     Ok(format!("{user}@{host}"))
 }
 
-/// The decoded bytes of a host, with its port if it has one.
+/// Returns the decoded bytes of a host, with its port if it has one.
 fn decode_host(scheme: &str, text: &str) -> Result<Vec<u8>, String> {
     let check_port = |port: &str| match port.strip_prefix(':') {
         Some(digits) if digits.bytes().all(|byte| byte.is_ascii_digit()) => Ok(()),

@@ -179,8 +179,8 @@ impl GarbageCollector {
         }
     }
 
-    /// A client of the object's resource, and the object's key. `None`: the resource is namespaced,
-    /// and the identity has no namespace.
+    /// Returns a client of the object's resource, and the object's key. `None`: the resource is
+    /// namespaced, and the identity has no namespace.
     async fn verbs_and_key(
         &self,
         identity: &Identity,
@@ -201,8 +201,8 @@ impl GarbageCollector {
         Ok(Some((self.client.resource(&resource).metadata_only(), key)))
     }
 
-    /// The state of an owner of `item`. `None`: the item is cluster-scoped, and names a namespaced
-    /// owner.
+    /// Reads the state of an owner of `item`. `None`: the item is cluster-scoped, and names a
+    /// namespaced owner.
     async fn classify(
         &self,
         owner: &OwnerReference,
@@ -233,6 +233,7 @@ impl GarbageCollector {
                 Ok(Some(if waits { Owner::WaitsForDependents } else { Owner::Solid }))
             }
             Err(error) if !error.is_not_found() => Err(error.into()),
+            // No object has the name, or another one: the owner is gone.
             _ => {
                 self.graph().remember_absent(identity);
                 Ok(Some(Owner::Dangling))

@@ -33,7 +33,7 @@ impl<'a> Vertex<'a> {
         }
     }
 
-    /// An owner that has no node.
+    /// Makes the vertex of an owner that has no node.
     fn missing(owner: &'a OwnerReference) -> Vertex<'a> {
         Vertex {
             api_version: &owner.api_version,
@@ -47,7 +47,7 @@ impl<'a> Vertex<'a> {
         }
     }
 
-    /// The text that a drawing shows in the vertex.
+    /// Returns the text that a drawing shows in the vertex.
     fn label(&self, uid: &str, group: &str, version: &str) -> String {
         let Vertex { kind, namespace, name, .. } = self;
         let dot = if group.is_empty() { "" } else { "." };
@@ -93,9 +93,9 @@ impl<'a> Vertex<'a> {
 }
 
 impl Graph {
-    /// The graph in the DOT language: the nodes that have owners or dependents. With `uids`, only
-    /// those nodes and all that are connected to them. Owners without a node are shown as missing,
-    /// as often as they are referred to.
+    /// Draws the graph in the DOT language: the nodes that have owners or dependents. With `uids`,
+    /// only those nodes and all that are connected to them. Owners without a node are shown as
+    /// missing, as often as they are referred to.
     pub fn to_dot(&self, uids: &[Uid]) -> String {
         let connected = if uids.is_empty() { None } else { Some(self.connected(uids)) };
         let shown = |node: &&Node| {
@@ -133,7 +133,7 @@ impl Graph {
         text
     }
 
-    /// The nodes that can be reached from `uids` by owner references, in both directions.
+    /// Returns the nodes that can be reached from `uids` by owner references, in both directions.
     fn connected<'a>(&'a self, uids: &'a [Uid]) -> HashSet<&'a Uid> {
         let mut connected = HashSet::new();
         let mut to_visit: Vec<&Uid> = uids.iter().collect();

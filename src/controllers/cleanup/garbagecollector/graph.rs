@@ -62,8 +62,8 @@ impl Graph {
         self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
     }
 
-    /// The owner's identity as a watch has shown it, if `reference` names another group or version.
-    /// `None` also if the owner cannot own objects of `namespace`, where the reference is.
+    /// Returns the owner's identity as a watch has shown it, if `reference` names another group or
+    /// version. `None` also if the owner cannot own objects of `namespace`, where the reference is.
     pub fn observed_identity(
         &self,
         reference: &OwnerReference,
@@ -107,7 +107,7 @@ impl Graph {
         self.nodes.get(owner).is_some_and(|node| node.is_virtual) && !self.deleted.contains(owner)
     }
 
-    /// An object was added or changed.
+    /// Records an object that a watch has shown, added or changed, and emits what follows from it.
     pub fn observe(
         &mut self,
         identity: Identity,
@@ -288,7 +288,8 @@ impl Graph {
         self.remove(identity, emit);
     }
 
-    /// A read has shown that the API server has no such object; no watch has shown its deletion.
+    /// Records that a read has shown that the API server has no such object; no watch has shown its
+    /// deletion.
     /// Upstream: a "virtual delete event".
     pub fn handle_absence(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.get(&identity.uid) else { return };
@@ -347,8 +348,8 @@ impl Graph {
         }
     }
 
-    /// The dependents of `uid` whose references match `owner`, and those whose references do not.
-    /// One with several references may be both.
+    /// Returns the dependents of `uid` whose references match `owner`, and those whose references
+    /// do not. One with several references may be both.
     fn partition_dependents(&self, uid: &Uid, owner: &Identity) -> (Vec<Node>, Vec<Node>) {
         let (mut matching, mut others) = (Vec::new(), Vec::new());
         for dependent in self.dependents(uid) {
@@ -379,8 +380,8 @@ fn emit_invalid_namespace(dependent: &Node, owner: &Uid, emit: &mut dyn FnMut(Ef
     }
 }
 
-/// The next identity, after `absent`, by which `dependents` name its uid. The order is fixed and
-/// circular, so that each identity is used.
+/// Returns the next identity, after `absent`, by which `dependents` name its uid. The order is
+/// fixed and circular, so that each identity is used.
 fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity> {
     let cluster_scoped = absent.scope.namespace.is_empty();
     let mut others: Vec<Identity> = Vec::new();
@@ -427,6 +428,7 @@ impl AbsentOwners {
         }
     }
 
+    /// Returns whether the owner is known to be absent, and counts that as a use.
     fn contains(&mut self, owner: &Identity) -> bool {
         self.uses += 1;
         match self.last_uses.get_mut(owner) {
@@ -438,6 +440,8 @@ impl AbsentOwners {
         }
     }
 
+    /// Remembers an absent owner, and forgets the one that was not used for the longest time if
+    /// there are too many.
     fn insert(&mut self, owner: Identity) {
         self.uses += 1;
         if self.last_uses.insert(owner, self.uses).is_none()

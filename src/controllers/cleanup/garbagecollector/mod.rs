@@ -28,7 +28,8 @@ metrics! {
         "[ALPHA] Number of garbage collector resources sync errors";
 }
 
-/// The controller `garbage-collector-controller`; idle without `--enable-garbage-collector`.
+/// Sets up the controller `garbage-collector-controller`; idle without
+/// `--enable-garbage-collector`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.options().enable_garbage_collector {
         return Ok(());

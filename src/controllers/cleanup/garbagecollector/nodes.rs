@@ -145,6 +145,7 @@ impl Nodes {
         }
     }
 
+    /// Removes a node and returns it.
     pub fn remove(&mut self, uid: &Uid) -> Option<Node> {
         let hash = self.hasher.hash_one(uid);
         let entry = self.table.find_entry(hash, |node| node.identity.uid == *uid).ok()?;
@@ -193,6 +194,7 @@ impl Dependents {
         one.into_iter().chain(many.into_iter().flatten())
     }
 
+    /// Adds a dependent; the second one makes a set of the single uid.
     pub fn insert(&mut self, uid: Uid) {
         match self.0.as_deref_mut() {
             None => *self = Dependents::from([uid]),
@@ -207,6 +209,7 @@ impl Dependents {
         }
     }
 
+    /// Removes a dependent.
     pub fn remove(&mut self, uid: &Uid) {
         match self.0.as_deref_mut() {
             Some(Uids::One(one)) if one == uid => self.0 = None,

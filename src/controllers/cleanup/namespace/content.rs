@@ -83,8 +83,8 @@ impl From<AnyItem> for Item {
 }
 
 impl Item {
-    /// An object that cannot be decoded exists and may need a delete; its name is empty if not even
-    /// that can be read.
+    /// Decodes an object of a namespace. One that cannot be decoded exists and may need a delete;
+    /// its name is empty if not even that can be read.
     fn decode(item: &Encoded, read_as: ReadAs) -> Item {
         let Encoded { form, bytes } = item;
         let read = match read_as {
@@ -106,7 +106,7 @@ impl Item {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
-    /// Whether it is being deleted, and a further delete would change nothing.
+    /// Returns whether it is being deleted, and a further delete would change nothing.
     fn needs_no_delete(&self) -> bool {
         let ItemMeta { deletion_timestamp, deletion_grace_period_seconds, finalizers, .. } =
             &self.metadata;
@@ -180,8 +180,8 @@ impl DeletionResult {
         DeletionResult { estimate, remaining: Content::default(), error: Some(error.into()) }
     }
 
-    /// The result after a successful request to delete all objects. Remaining objects are an error
-    /// if neither a grace period nor a finalizer explains them.
+    /// Returns the result after a successful request to delete all objects. Remaining objects are
+    /// an error if neither a grace period nor a finalizer explains them.
     fn after_deletion(
         remaining: Content,
         estimate: Duration,
@@ -293,7 +293,7 @@ pub async fn delete_all(
     }
 }
 
-/// The first page of the remaining pods, if these need nothing but time. Else all.
+/// Lists the remaining pods: only the first page if these need nothing but time, else all.
 async fn list_remaining_pods(
     pods: &Dynamic,
     namespace: &str,

@@ -40,7 +40,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 const RATE_FACTOR: f64 = 20.0;
 const BURST_FACTOR: u32 = 100;
 
-/// The controller `namespace-controller`.
+/// Sets up the controller `namespace-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let namespaces = c.lister::<Namespace>();
     let limiter = MaxOfRateLimiter::new(vec![
@@ -85,7 +85,7 @@ impl WaitingNamespaces {
         waiting
     }
 
-    /// The state of the pods in the cache. `pods_were_deleted`: by the last pass.
+    /// Returns the state of the pods in the cache. `pods_were_deleted`: by the last pass.
     fn cached_pods(&self, namespace: &str, pods_were_deleted: bool) -> CachedPods {
         let pods = self.pods.in_namespace(namespace);
         if pods.iter().any(|pod| !pod.meta.is_being_deleted()) {
@@ -270,8 +270,8 @@ impl NamespaceController {
         }
     }
 
-    /// The namespaced resources that can be deleted. Failures of discovery are added to `findings`
-    /// and `errors`.
+    /// Returns the namespaced resources that can be deleted. Failures of discovery are added to
+    /// `findings` and `errors`.
     async fn discover_deletable(
         &self,
         findings: &mut Findings,

@@ -35,7 +35,8 @@ struct CachedConsumer<'a> {
     is_done: bool,
 }
 
-/// The reservation of the consumer with this uid. `is_deleted`: its deletion was observed.
+/// Decides about the reservation of the consumer with this uid. `is_deleted`: its deletion was
+/// observed.
 fn decide_reservation(
     uid: &Uid,
     is_deleted: bool,
@@ -112,8 +113,8 @@ impl ResourceClaims {
         Ok(next)
     }
 
-    /// The decision about the reservation for `consumer`. One for a consumer of an unknown kind
-    /// stays. `Unseen`: the API server has the consumer, and the cache does not.
+    /// Decides about the reservation for `consumer`. One for a consumer of an unknown kind stays.
+    /// `Unseen`: the API server has the consumer, and the cache does not.
     async fn reservation(
         &self,
         namespace: &str,

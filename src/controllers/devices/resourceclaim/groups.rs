@@ -111,7 +111,8 @@ impl ResourceClaims {
         Ok(Next::Done)
     }
 
-    /// The name of the entry's claim, if the status lacks it. Creates the claim if necessary.
+    /// Creates the claim of an entry if necessary, and returns its name if the PodGroup's status
+    /// lacks it.
     async fn ensure_group_claim(
         &self,
         group: &PodGroup,

@@ -63,6 +63,7 @@ struct ClaimCollector {
 }
 
 impl ClaimCollector {
+    /// Registers the number of ResourceClaims, whose name depends on the release.
     fn register() -> prometheus::Result<()> {
         let help = "[ALPHA] Number of ResourceClaims, categorized by allocation status, admin \
                     access, and source. Source can be 'resource_claim_template' (created from a \
@@ -93,7 +94,8 @@ impl Collector for ClaimCollector {
     }
 }
 
-/// The values of the labels: whether it is allocated, whether it has admin access, and its source.
+/// Returns the values of the labels: whether it is allocated, whether it has admin access, and its
+/// source.
 fn claim_labels(claim: &ResourceClaim) -> [&'static str; 3] {
     let annotation = |name: &str| claim.meta.annotations.get(name).unwrap_or_default();
     let source = if annotation(EXTENDED) == "true" {

@@ -31,7 +31,7 @@ const FIELD_MANAGER: &str = "ResourceClaimController";
 /// Claims by the pod or PodGroup that they were generated for, and its entry.
 const BY_OWNER: Index<ResourceClaim> = Index::new("claimOwner", index_by_owner);
 
-/// The controller `resourceclaim-controller`.
+/// Sets up the controller `resourceclaim-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (pods, claims) = (c.lister::<Pod>(), c.lister::<ResourceClaim>());
     let templates = c.lister::<ResourceClaimTemplate>();

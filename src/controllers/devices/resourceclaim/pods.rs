@@ -66,7 +66,7 @@ impl ResourceClaims {
             && entries.any(|entry| self.entry_needs_work(pod, entry, &statuses))
     }
 
-    /// Whether the claim of an entry is to be created or reserved.
+    /// Returns whether the claim of an entry is to be created or reserved.
     fn entry_needs_work(
         &self,
         pod: &Pod,
@@ -91,7 +91,7 @@ impl ResourceClaims {
         !pod.spec.node_name.is_empty() && self.should_reserve(pod, &claim)
     }
 
-    /// Whether the entry's missing claim is to be created for the pod.
+    /// Returns whether the entry's missing claim is to be created for the pod.
     fn should_create(&self, pod: &Pod, entry: &PodResourceClaim) -> bool {
         match self.group_of(pod) {
             // The sync reports the missing PodGroup.
@@ -153,7 +153,8 @@ impl ResourceClaims {
         Ok(Next::Done)
     }
 
-    /// The name of the entry's claim, if the status lacks it. Creates the claim if necessary.
+    /// Creates the claim of an entry if necessary, and returns its name if the pod's status lacks
+    /// it.
     async fn ensure_claim(
         &self,
         pod: &Pod,
@@ -281,7 +282,7 @@ impl ResourceClaims {
     }
 }
 
-/// The PodGroup that the pod names; an error if that is missing.
+/// Returns the PodGroup that the pod names; an error if that is missing.
 pub(super) fn find_group(
     groups: &Lister<PodGroup>,
     pod: &Pod,
@@ -305,7 +306,7 @@ pub(super) fn stale_if_conflict(meta: &Meta, error: crate::client::Error) -> Err
     }
 }
 
-/// An owner reference without `blockOwnerDeletion`.
+/// Returns an owner reference without `blockOwnerDeletion`.
 pub(super) fn owner_reference(resource: &ResourceType, meta: &Meta) -> OwnerReference {
     OwnerReference {
         api_version: resource.api_version().into(),
@@ -335,8 +336,8 @@ fn reservation_patch(claim: &ResourceClaim, consumer: Value) -> Value {
     json!({ "$setElementOrder/reservedFor": order, "reservedFor": [consumer] })
 }
 
-/// The statuses of all entries with a template: `new_names`, which has the names of entries and of
-/// their claims, and else the old ones. An apply removes entries that it does not contain.
+/// Returns the statuses of all entries with a template: `new_names`, which has the names of entries
+/// and of their claims, and else the old ones. An apply removes entries that it does not contain.
 pub(super) fn merge_statuses(
     entries: &[PodResourceClaim],
     old_statuses: &[ResourceClaimStatus],

@@ -51,9 +51,9 @@ impl ClaimCreator {
         }
     }
 
-    /// The name of the claim that was generated for the entry `entry` of the owner, if there is
-    /// one. A manager that ends between the creation and the write of the status leaves such a
-    /// claim.
+    /// Returns the name of the claim that was generated for the entry `entry` of the owner, if
+    /// there is one. A manager that ends between the creation and the write of the status leaves
+    /// such a claim.
     pub fn find(&self, owner: &Uid, entry: &str) -> Option<ArcStr> {
         // Read before the index: a claim that is removed from `unseen` until then is in the index.
         let unseen = {
@@ -136,7 +136,7 @@ struct NewClaim<'a> {
     spec: Option<&'a RawValue>,
 }
 
-/// The metadata of a new claim of an owner's entry.
+/// Returns the metadata of a new claim of an owner's entry.
 fn claim_metadata(
     owner_meta: &Meta,
     owner: &OwnerReference,
@@ -156,8 +156,8 @@ fn claim_metadata(
     metadata
 }
 
-/// The prefix of a claim's name: the owner's and the entry's names. If they are too long together,
-/// both are cut in proportion: the API server would cut only the end.
+/// Returns the prefix of a claim's name: the owner's and the entry's names. If they are too long
+/// together, both are cut in proportion: the API server would cut only the end.
 fn generate_name(owner: &str, entry: &str) -> String {
     let whole = format!("{owner}-{entry}-");
     if whole.len() <= MAX_BASE_LENGTH {

@@ -15,7 +15,7 @@ const DISRUPTION: &str = "DisruptionTarget";
 const REASON: &str = "DeletionByDeviceTaintManager";
 const MESSAGE: &str = "Device Taint manager: deleting due to NoExecute taint";
 
-/// The patch that sets the pod's condition DisruptionTarget; `None` when it is set already.
+/// Returns the patch that sets the pod's condition DisruptionTarget; `None` when it is set already.
 fn disruption_patch(pod: &Value, now: Timestamp) -> Option<Value> {
     let conditions = pod["status"]["conditions"].as_array();
     let old = conditions.into_iter().flatten().find(|old| old["type"] == DISRUPTION);

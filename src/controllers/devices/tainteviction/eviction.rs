@@ -69,8 +69,8 @@ enum TolerationPeriod {
     Forever,
 }
 
-/// How long `tolerations` tolerate a taint. One without an end is sufficient; among those with an
-/// end the shortest counts.
+/// Returns how long `tolerations` tolerate a taint. One without an end is sufficient; among those
+/// with an end the shortest counts.
 fn toleration_period(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> TolerationPeriod {
     let matching = tolerations.iter().filter(|toleration| tolerates(toleration, taint));
     let mut result = TolerationPeriod::NotTolerated;
@@ -85,8 +85,8 @@ fn toleration_period(taint: &DeviceTaint, tolerations: &[DeviceToleration]) -> T
     result
 }
 
-/// Whether a toleration matches a taint. It must name the effect NoExecute. Upstream:
-/// `ToleratesTaint`.
+/// Returns whether a toleration matches a taint. It must name the effect NoExecute.
+/// Upstream: `ToleratesTaint`.
 fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
     let value_matches = match toleration.operator.as_str() {
         "" | "Equal" => toleration.value == taint.value,
@@ -98,8 +98,9 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
         && value_matches
 }
 
-/// The eviction of the users of an allocated device because of the device's taints. Taints with
-/// other effects do not count. Upstream: `claimEvictionTime`.
+/// Returns the eviction of the users of an allocated device because of the device's taints. Taints
+/// with other effects do not count.
+/// Upstream: `claimEvictionTime`.
 pub fn eviction_by_taints<'a>(
     device: &AllocatedDevice,
     taints: impl Iterator<Item = (Reason, &'a DeviceTaint)>,
@@ -118,7 +119,8 @@ pub fn eviction_by_taints<'a>(
     eviction
 }
 
-/// Whether the selector of a rule matches a device. Upstream: `ruleMatchesDevice`.
+/// Returns whether the selector of a rule matches a device.
+/// Upstream: `ruleMatchesDevice`.
 pub fn selector_matches(
     selector: Option<&DeviceSelector>,
     driver: &str,
@@ -142,7 +144,7 @@ pub fn newest_slices(slices: &[Arc<ResourceSlice>]) -> impl Iterator<Item = &Arc
     slices.iter().filter(move |slice| Some(slice.spec.pool.generation) == generation)
 }
 
-/// The taints of effect NoExecute of the devices in these slices, by the device's name.
+/// Collects the taints of effect NoExecute of the devices in these slices, by the device's name.
 pub fn evicting_taints(slices: &[Arc<ResourceSlice>]) -> BTreeMap<Istr, Vec<DeviceTaint>> {
     let mut found: BTreeMap<Istr, Vec<DeviceTaint>> = BTreeMap::new();
     for SliceDevice { name, taints } in newest_slices(slices).flat_map(|slice| &slice.spec.devices)

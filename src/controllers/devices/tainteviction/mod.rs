@@ -46,7 +46,7 @@ const CLAIMS_BY_POOL: Index<ResourceClaim> = Index::new("allocatedPool", |claim,
     }
 });
 
-/// The controller `device-taint-eviction-controller`.
+/// Sets up the controller `device-taint-eviction-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (pods, claims) = (c.lister::<Pod>(), c.lister::<ResourceClaim>());
@@ -341,8 +341,8 @@ impl TaintEviction {
         self.slices.by_index(&SLICES_BY_POOL, &pool_value(driver, pool))
     }
 
-    /// The eviction of the pod by the taints of all devices of all its claims. Upstream:
-    /// `podEvictionTime`, without the claim for extended resources.
+    /// Returns the eviction of the pod by the taints of all devices of all its claims.
+    /// Upstream: `podEvictionTime`, without the claim for extended resources.
     fn pod_eviction(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
         if pod.spec.node_name.is_empty() {
             return None;
@@ -370,7 +370,7 @@ impl TaintEviction {
         eviction
     }
 
-    /// The eviction of the users of an allocated device.
+    /// Returns the eviction of the users of an allocated device.
     fn device_eviction(
         &self,
         device: &AllocatedDevice,

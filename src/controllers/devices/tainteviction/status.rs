@@ -28,7 +28,8 @@ struct Counts {
     allocated_devices: usize,
 }
 
-/// Whether the condition is true, its reason and its message. Upstream: `maybeUpdateRuleStatus`.
+/// Returns whether the condition is true, its reason and its message.
+/// Upstream: `maybeUpdateRuleStatus`.
 fn rule_condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str, String) {
     let count_of = |n: usize, singular: &str, plural: &str| match n {
         1 => format!("1 {singular}"),

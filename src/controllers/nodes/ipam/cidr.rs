@@ -15,7 +15,8 @@ pub struct Cidr {
 }
 
 impl Cidr {
-    /// The range that an address and a prefix lie in. Upstream: `netutils.ParseCIDRSloppy`.
+    /// Parses an address and a prefix, and returns the range that they lie in.
+    /// Upstream: `netutils.ParseCIDRSloppy`.
     pub fn parse(text: &str) -> Option<Cidr> {
         let (address, prefix) = text.split_once('/')?;
         if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {

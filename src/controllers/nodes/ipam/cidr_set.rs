@@ -36,6 +36,8 @@ pub struct CidrSet {
 }
 
 impl CidrSet {
+    /// Makes the set of the node ranges in a cluster's range, of which all are free.
+    ///
     /// # Errors
     /// When a cluster of IPv6 would have too many nodes. The prefix of a node must not be shorter
     /// than the cluster's.
@@ -50,6 +52,8 @@ impl CidrSet {
         Ok(CidrSet { cluster, node_prefix, max, allocated: 0, next: 0, used, label })
     }
 
+    /// Takes the next free range after the one that was taken last.
+    ///
     /// # Errors
     /// When none is free.
     pub fn allocate(&mut self) -> Result<Cidr, String> {
@@ -105,6 +109,7 @@ impl CidrSet {
         Ok((first..=last).map(|index| u64::from(self.used.set(index, used))).sum())
     }
 
+    /// Returns the first and the last index of the node ranges that overlap `cidr`.
     /// Upstream: `getBeginningAndEndIndices`.
     fn indices(&self, cidr: &Cidr) -> Result<(u64, u64), String> {
         let cluster = &self.cluster;
@@ -117,7 +122,7 @@ impl CidrSet {
         Ok((self.index(cidr.network)?, self.index(cidr.last())?))
     }
 
-    /// The index of the node range that contains the address `number`.
+    /// Returns the index of the node range that contains the address `number`.
     fn index(&self, number: u128) -> Result<u64, String> {
         let shift = self.cluster.bits() - self.node_prefix;
         let offset = self.cluster.network ^ number;
@@ -146,7 +151,7 @@ impl Bits {
         self.0.get(word).is_some_and(|word| word & bit != 0)
     }
 
-    /// Whether this changed the bit.
+    /// Sets a bit to `on`, and returns whether this changed it.
     fn set(&mut self, index: u64, on: bool) -> bool {
         let (word, bit) = Bits::place(index);
         if self.is_set(index) == on {

@@ -16,7 +16,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The ranges and prefixes that the flags ask for.
+    /// Reads the ranges and prefixes that the flags ask for.
     ///
     /// # Errors
     /// When the flags are not valid together.
@@ -54,6 +54,7 @@ impl Config {
     }
 }
 
+/// Parses `--cluster-cidr`: one range, or one of each family.
 /// Upstream: `validateCIDRs`.
 fn parse_cluster_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
@@ -80,7 +81,7 @@ fn parse_cluster_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     Ok(cidrs)
 }
 
-/// A range that cannot be read is left out, as upstream.
+/// Parses the ranges of services, at most one of each family.
 fn services(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
     for text in list.split(',').take(2).filter(|text| !text.trim().is_empty()) {
@@ -97,6 +98,8 @@ fn services(list: &str) -> Result<Vec<Cidr>, String> {
     Ok(cidrs)
 }
 
+/// Returns the prefix of a node's range for each range of the cluster, by the flags or the
+/// defaults.
 /// Upstream: `setNodeCIDRMaskSizes`.
 fn prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
     let given = |size: i32, default: i32| if size == 0 { default } else { size };

@@ -25,7 +25,7 @@ use crate::task::Latch;
 /// Upstream: `cidrUpdateRetries`.
 const ATTEMPTS: usize = 3;
 
-/// The controller `node-ipam-controller`.
+/// Sets up the controller `node-ipam-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.options().allocate_node_cidrs {
         return Ok(());
@@ -81,6 +81,7 @@ impl Ipam {
         self.reported.lock().remove(&node.meta.uid);
     }
 
+    /// Assigns ranges to a node that has none, or takes note of the ranges that it has.
     /// Upstream: `AllocateOrOccupyCIDR`, `updateCIDRsAllocation`.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
@@ -122,7 +123,7 @@ impl Ipam {
         }
     }
 
-    /// The API server takes ranges only for a node that has none.
+    /// Writes the ranges of a node, with a few attempts.
     ///
     /// # Errors
     /// The last error, and whether the node may have the ranges in spite of it.

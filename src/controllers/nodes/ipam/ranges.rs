@@ -32,7 +32,8 @@ enum WriteState {
 }
 
 impl Ranges {
-    /// The ranges of the cluster without those of services. Upstream: `NewCIDRRangeAllocator`.
+    /// Makes the ranges of the cluster without those of services.
+    /// Upstream: `NewCIDRRangeAllocator`.
     ///
     /// # Errors
     /// When a set cannot be made.
@@ -50,9 +51,9 @@ impl Ranges {
         Ok(Ranges { sets, allocated: HashMap::new() })
     }
 
-    /// Ranges for a node that has none, one of each family. They are the node's until they are
-    /// [`mark_refused`](Ranges::mark_refused) or the node is gone. `None`: they are written, and
-    /// the cache lags.
+    /// Takes ranges for a node that has none, one of each family. They are the node's until they
+    /// are [`mark_refused`](Ranges::mark_refused) or the node is gone. `None`: they are written,
+    /// and the cache lags.
     ///
     /// # Errors
     /// When none is free.

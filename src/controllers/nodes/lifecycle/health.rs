@@ -49,10 +49,10 @@ pub struct Health {
 }
 
 impl Health {
-    /// The health after the node and its lease were read. A node without the condition Ready counts
-    /// as alive from its creation on. Each change of the lease's time counts: the node's clock may
-    /// be set back. Upstream: the first half of `tryUpdateNodeHealth`, where only a later time
-    /// counts.
+    /// Returns the health after the node and its lease were read. A node without the condition
+    /// Ready counts as alive from its creation on. Each change of the lease's time counts: the
+    /// node's clock may be set back.
+    /// Upstream: the first half of `tryUpdateNodeHealth`, where only a later time counts.
     pub fn observe(
         before: Option<&Health>,
         node: &Node,
@@ -101,7 +101,7 @@ impl Health {
     }
 }
 
-/// The conditions of a silent node; `None` when its condition Ready says Unknown already.
+/// Returns the conditions of a silent node; `None` when its condition Ready says Unknown already.
 /// Upstream: the second half of `tryUpdateNodeHealth`.
 pub fn unknown_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     if node.status.ready().is_some_and(|ready| ready.status == "Unknown") {

@@ -65,7 +65,7 @@ metrics! {
         "[ALPHA] Duration in seconds for NodeController to update the health of all nodes.";
 }
 
-/// The controller `node-lifecycle-controller`.
+/// Sets up the controller `node-lifecycle-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, leases, pods) = (c.lister::<Node>(), c.lister::<Lease>(), c.lister::<Pod>());
@@ -195,7 +195,7 @@ enum Unmarked {
 }
 
 impl NodeLifecycle {
-    /// A pass has found the node's condition Ready other than True.
+    /// Returns whether a pass has found the node's condition Ready other than True.
     fn is_not_ready(&self, node: &str) -> bool {
         let state = self.state.lock();
         let ready = state.known.get(node).and_then(|known| known.health.as_ref()?.ready);
@@ -233,8 +233,9 @@ impl NodeLifecycle {
         outcome.is_ok() && zones::are_all_full(&state.zones)
     }
 
-    /// `Err`: the delay before the next attempt. Not ready and unreachable exclude each other, as
-    /// the statuses of the condition Ready do.
+    /// Swaps the taints of a node that is not ready or unreachable. `Err`: the delay before the
+    /// next attempt. Not ready and unreachable exclude each other, as the statuses of the condition
+    /// Ready do.
     async fn taint(&self, name: &ArcStr) -> Result<(), Duration> {
         let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };
         let (add, remove) = match Ready::of_node(&node) {

@@ -36,6 +36,8 @@ const NOT_COUNTED: &str = "node.kubernetes.io/exclude-disruption";
 type Counts = HashMap<Istr, Count>;
 
 impl NodeLifecycle {
+    /// Observes all nodes once, writes the conditions of silent ones, and adapts the rates of the
+    /// zones.
     /// Upstream: `monitorNodeHealth`.
     pub(super) async fn pass(self: Arc<Self>) -> SyncResult {
         let start = self.clock.monotonic();
@@ -229,7 +231,7 @@ impl NodeLifecycle {
         }
     }
 
-    /// Whether `node` is silent, and which conditions have to be written then.
+    /// Observes a node: whether it is silent, and which conditions have to be written then.
     fn observe(&self, state: &mut State, node: &Node) -> NodeObservation {
         let now = state.clock.now(self.clock.monotonic());
         let lease =
@@ -328,7 +330,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// `true`: not all pods could be marked as not ready.
+    /// Marks the pods of a node as not ready if that is due. `true`: not all pods could be marked
+    /// as not ready.
     async fn process_pods(&self, node: &Node, observation: &NodeObservation) -> bool {
         let name = &node.meta.name;
         let unmarked = self.state.lock().known.get(name).map(|known| known.unmarked);
@@ -376,6 +379,7 @@ impl NodeLifecycle {
         }
     }
 
+    /// Removes the taints of a node that is ready again, and takes it out of its zone's queue.
     /// Upstream: `markNodeAsReachable`.
     pub(super) async fn mark_reachable(&self, node: &Node) {
         let remove = vec![taints::UNREACHABLE, taints::NOT_READY];
@@ -455,7 +459,7 @@ fn is_tainted(node: &Node) -> bool {
         .any(|key| taints::has_taint(node, key, NO_EXECUTE))
 }
 
-/// The node as events name it.
+/// Returns the node as events name it.
 fn reference(name: &str, uid: &Uid) -> ObjectReference {
     ObjectReference {
         api_version: "v1".into(),

@@ -40,7 +40,8 @@ impl NodeObservation {
         self.is_lost() || waits && is_unready && self.observed != Ready::True
     }
 
-    /// What is known of the node's pods after the pass. `has_failed`: not all could be marked.
+    /// Returns what is known of the node's pods after the pass. `has_failed`: not all could be
+    /// marked.
     pub(super) fn unmarked_after(&self, before: Unmarked, has_failed: bool) -> Unmarked {
         match before {
             _ if has_failed => Unmarked::Failed,
@@ -52,7 +53,7 @@ impl NodeObservation {
         }
     }
 
-    /// The taint that the node has and must not have, if any, with what comes in its place.
+    /// Returns the taint that the node has and must not have, if any, with what comes in its place.
     pub fn swap(&self, node: &Node) -> Option<Swap<'static>> {
         let has = |key: &&'static str| taints::has_taint(node, key, NO_EXECUTE);
         let (add, remove) = match self.current? {

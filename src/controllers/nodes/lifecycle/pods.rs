@@ -26,12 +26,13 @@ impl NodeLifecycle {
         Ok(Next::Done)
     }
 
-    /// Continues after a failure. Upstream: `MarkPodsNotReady`.
+    /// Marks pods as not ready; continues after a failure.
+    /// Upstream: `MarkPodsNotReady`.
     pub(super) async fn mark_not_ready(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
         let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
         let mut errors = Vec::new();
         for pod in pods {
-            let Some(patch) = not_ready(pod, self.clock.now()) else { continue };
+            let Some(patch) = not_ready_patch(pod, self.clock.now()) else { continue };
             let patch = Patch::StrategicMerge(patch);
             match statuses.patch::<PartialObjectMetadata>(&pod.meta.key(), &patch).await {
                 Err(error) if error.is_not_found() => continue,
@@ -44,9 +45,9 @@ impl NodeLifecycle {
     }
 }
 
-/// The patch of the condition Ready; `None` when the pod has none, or it is False already. It fails
-/// on a pod that has changed: the kubelet may have come back.
-fn not_ready(pod: &Pod, now: Timestamp) -> Option<Value> {
+/// Returns the patch of the condition Ready; `None` when the pod has none, or it is False already.
+/// It fails on a pod that has changed: the kubelet may have come back.
+fn not_ready_patch(pod: &Pod, now: Timestamp) -> Option<Value> {
     let ready = pod.status.condition("Ready")?;
     if ready.status == "False" {
         return None;
@@ -88,7 +89,7 @@ mod tests {
                     }] },
                 })
             });
-            assert_eq!(not_ready(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
+            assert_eq!(not_ready_patch(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
         }
     }
 }

@@ -27,6 +27,7 @@ const LABELS: [(&str, &str); 2] = [
 ];
 
 impl NodeLifecycle {
+    /// Corrects the NoSchedule taints and the labels of a node.
     /// Upstream: `doNodeProcessingPassWorker`.
     pub(super) async fn reconcile(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
@@ -54,8 +55,9 @@ impl NodeLifecycle {
     }
 }
 
-/// The NoSchedule taints that the conditions of `node` ask for and those that it has without
-/// reason; `None` without either. Upstream: `doNoScheduleTaintingPass`.
+/// Returns the NoSchedule taints that the conditions of `node` ask for and those that it has
+/// without reason; `None` without either.
+/// Upstream: `doNoScheduleTaintingPass`.
 fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
     let mut wanted: Vec<&'static str> = Vec::new();
     for condition in &node.status.conditions {
@@ -80,7 +82,8 @@ fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
     Some(Swap { effect: NO_SCHEDULE, add, remove })
 }
 
-/// The labels to set. Upstream: `reconcileNodeLabels`.
+/// Returns the beta labels to set, which repeat stable ones.
+/// Upstream: `reconcileNodeLabels`.
 fn labels(node: &Node) -> Vec<(&'static str, Istr)> {
     let labels = &node.meta.labels;
     let mut wrong = Vec::new();

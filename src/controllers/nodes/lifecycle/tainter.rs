@@ -57,7 +57,7 @@ impl Tainter {
         self.members.insert(node, Some(place));
     }
 
-    /// The node may be added again. `false`: it is no member.
+    /// Removes a node, which may be added again. Returns whether it was a member.
     pub fn remove(&mut self, node: &str) -> bool {
         if self.members.is_empty() {
             return false;

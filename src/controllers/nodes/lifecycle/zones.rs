@@ -31,6 +31,7 @@ impl Count {
         self.ready + self.not_ready
     }
 
+    /// Returns the state of a zone with these numbers of ready and not ready nodes.
     /// Upstream: `ComputeZoneState`.
     fn state(&self, unhealthy_threshold: f32) -> ZoneState {
         if self.ready == 0 && self.not_ready > 0 {
@@ -122,7 +123,8 @@ pub fn update(
     }
 }
 
-/// The key of a node's zone; empty without zone and region. Upstream: `GetZoneKey`.
+/// Returns the key of a node's zone; empty without zone and region.
+/// Upstream: `GetZoneKey`.
 pub fn zone_of(node: &Node) -> Istr {
     let label = |beta: &str, stable: &str| {
         let labels = &node.meta.labels;

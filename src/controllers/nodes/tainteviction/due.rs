@@ -21,9 +21,9 @@ pub enum Cause {
 }
 
 impl Due {
-    /// The start and the end of the wait in place of the one from `planned` to `due`, if another
-    /// one comes in its place. Other taints do not move it, unless one is not tolerated. Upstream:
-    /// `processPodOnNode`, where other tolerations do not move it either.
+    /// Returns the start and the end of the wait in place of the one from `planned` to `due`, if
+    /// another one comes in its place. Other taints do not move it, unless one is not tolerated.
+    /// Upstream: `processPodOnNode`, where other tolerations do not move it either.
     pub fn replaces(
         self,
         planned: Duration,
@@ -54,8 +54,9 @@ impl Due {
     }
 }
 
-/// The first toleration of each taint counts. `comparison`: the gate
-/// TaintTolerationComparisonOperators. Upstream: `GetMatchingTolerations`, `getMinTolerationTime`.
+/// Returns when a pod with these tolerations is due because of the taints; the first toleration of
+/// each taint counts. `comparison`: the gate TaintTolerationComparisonOperators. Upstream:
+/// `GetMatchingTolerations`, `getMinTolerationTime`.
 pub fn when_due(taints: &[&Taint], tolerations: &[Toleration], comparison: bool) -> Due {
     let mut least: Option<i64> = None;
     for taint in taints {

@@ -40,8 +40,8 @@ metrics! {
         "[ALPHA] Latency, in seconds, between the time when a taint effect has been activated for the Pod and its deletion via TaintEvictionController.";
 }
 
-/// The controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to run it
-/// as a part of the node lifecycle controller, which no flag can reach any more.
+/// Sets up the controller `taint-eviction-controller`. Its gate is locked on: upstream has a way to
+/// run it as a part of the node lifecycle controller, which no flag can reach any more.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (nodes, pods) = (c.lister::<Node>(), c.lister::<Pod>());
@@ -144,7 +144,8 @@ impl TaintEviction {
         self.nodes.get(&ObjectKey::cluster(name))
     }
 
-    /// A pod without tolerations on a node without taints costs no work.
+    /// Returns whether a change of a pod may plan or cancel its eviction, so that a pod without
+    /// tolerations on a node without taints costs no work.
     fn may_be_evicted(&self, change: &Change<'_, Pod>) -> bool {
         let (pod, is_new) = match change {
             Change::Added { new, .. } => (new, true),
@@ -164,6 +165,7 @@ impl TaintEviction {
         matches!(change, Change::Deleted(_)) && self.planned.lock().contains_key(&pod.meta.key())
     }
 
+    /// Plans or cancels the evictions of all pods of a node whose taints have changed.
     /// Upstream: `handleNodeUpdate`.
     fn sync_node(&self, key: &ObjectKey) {
         let _planning = self.planning.lock();
@@ -177,6 +179,7 @@ impl TaintEviction {
         }
     }
 
+    /// Plans the eviction of a pod that is new or has changed, or cancels that of a deleted one.
     /// Upstream: `handlePodUpdate`.
     fn sync_pod(&self, key: ObjectKey) {
         let _planning = self.planning.lock();
@@ -189,6 +192,8 @@ impl TaintEviction {
         }
     }
 
+    /// Plans the eviction of a pod because of these taints, in place of the one that is planned for
+    /// it.
     /// Upstream: `processPodOnNode`.
     fn plan(&self, pod: &Pod, taints: &[&Taint], cause: Cause) {
         let (key, now) = (pod.meta.key(), self.clock.monotonic());
@@ -234,6 +239,7 @@ impl TaintEviction {
         }
     }
 
+    /// Records an event about a pod, without its uid, as upstream.
     /// Upstream: `emitPodDeletionEvent`, `emitCancelPodDeletionEvent`.
     fn record_event(&self, key: &ObjectKey, what: &str) {
         let about = ObjectReference {
@@ -277,7 +283,7 @@ impl TaintEviction {
                 }
                 // Tolerations may have changed meanwhile.
                 self.sync_pod(key.clone());
-                return self.failed(&key, &uid, error);
+                return self.handle_failure(&key, &uid, error);
             }
             Err(_) | Ok(false) => {}
             Ok(true) => {
@@ -297,9 +303,10 @@ impl TaintEviction {
         }
     }
 
-    /// A pod whose deletion is refused stays, until taints or tolerations change. Upstream gives up
-    /// on every failure; here those that may pass, as an API server that restarts, are retried.
-    fn failed(&self, key: &ObjectKey, uid: &Uid, error: Error) -> SyncResult {
+    /// Handles a failed eviction. A pod whose deletion is refused stays, until taints or
+    /// tolerations change. Upstream gives up on every failure; here those that may pass, as an API
+    /// server that restarts, are retried.
+    fn handle_failure(&self, key: &ObjectKey, uid: &Uid, error: Error) -> SyncResult {
         if !is_refusal(&error) {
             return Err(error);
         }
@@ -318,7 +325,7 @@ impl TaintEviction {
     /// `addConditionAndDeletePod`.
     async fn delete(&self, pod: &Pod) -> Result<(), Error> {
         let key = pod.meta.key();
-        if let Some(patch) = disrupted(pod, self.clock.now()) {
+        if let Some(patch) = disruption_patch(pod, self.clock.now()) {
             let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
             statuses.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(patch)).await?;
         }
@@ -333,8 +340,8 @@ fn is_refusal(error: &Error) -> bool {
     code.is_some_and(|code| (400..500).contains(&code) && ![401, 408, 409, 429].contains(&code))
 }
 
-/// The patch of the condition DisruptionTarget; `None` when the pod has it for this reason.
-fn disrupted(pod: &Pod, now: Timestamp) -> Option<Value> {
+/// Returns the patch of the condition DisruptionTarget; `None` when the pod has it for this reason.
+fn disruption_patch(pod: &Pod, now: Timestamp) -> Option<Value> {
     let known = pod.status.condition("DisruptionTarget");
     let is_true = known.is_some_and(|condition| condition.status == "True");
     if is_true && known.is_some_and(|condition| condition.reason == *REASON) {
@@ -390,7 +397,7 @@ mod tests {
                     "status": { "$setElementOrder/conditions": order, "conditions": [expected] },
                 })
             });
-            assert_eq!(disrupted(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
+            assert_eq!(disruption_patch(&pod, Timestamp::from_secs(60)), expected, "{conditions}");
         }
     }
 }

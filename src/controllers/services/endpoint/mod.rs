@@ -37,7 +37,7 @@ struct EndpointsController {
     writes: Arc<OwnWrites>,
 }
 
-/// The controller `endpoints-controller`.
+/// Sets up the controller `endpoints-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let services = c.lister::<Service>();
     let (pods, endpoints) = (c.lister::<Pod>(), c.lister::<Endpoints>());
@@ -80,6 +80,8 @@ impl EndpointsController {
         self.writes.record(written.meta.key(), at);
     }
 
+    /// Creates or updates the Endpoints of a Service with a selector; deletes those of a deleted
+    /// Service.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(service) = self.services.get(&key) else {
             match self.client.delete::<Endpoints>(&key, Delete::new()).await {
@@ -157,6 +159,7 @@ fn is_current(current: &Endpoints, new: &Endpoints, service: &Service) -> bool {
         && labels_are_current(&current.meta.labels, &service.meta.labels)
 }
 
+/// Returns whether the Endpoints have the labels of their Service, and the controller's own.
 /// Upstream: `labelsCorrectForEndpoints`.
 fn labels_are_current(labels: &Labels, service: &Labels) -> bool {
     let is_own = |key: &str| key == HEADLESS || key == MANAGED_BY;
@@ -170,7 +173,7 @@ fn labels_are_current(labels: &Labels, service: &Labels) -> bool {
     labels.get(MANAGED_BY) == Some(MANAGER) && copied == service.len()
 }
 
-/// The Endpoints to write: the Service's labels, and the other fields of `current`.
+/// Returns the Endpoints to write: the Service's labels, and the other fields of `current`.
 fn desired(
     service: &Service,
     current: Option<&Endpoints>,

@@ -11,7 +11,7 @@ use crate::objects::{
 /// The largest number of addresses that is written. Upstream: `maxCapacity`.
 const MAX_CAPACITY: usize = 1000;
 
-/// The addresses and ports of the Service's pods, packed into subsets.
+/// Packs the addresses and ports of the Service's pods into subsets.
 pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let not_ready_too = service.spec.publish_not_ready_addresses;
     let mut packer = Packer::default();
@@ -29,6 +29,7 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     packer.finish()
 }
 
+/// Returns the address of a pod of the family that the Service has first; `None` if it has none.
 /// Upstream: `podToEndpointAddressForService`.
 fn endpoint_address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     let is_ipv6 = match service.spec.ip_families.first() {
@@ -50,7 +51,7 @@ fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
     EndpointPort { name, port: number, protocol, app_protocol }
 }
 
-/// Whether both are equal, except for the versions of the objects behind the addresses.
+/// Returns whether both are equal, except for the versions of the objects behind the addresses.
 pub fn are_equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
     let address = |(a, b): (&EndpointAddress, &EndpointAddress)| {
         a.ip == b.ip

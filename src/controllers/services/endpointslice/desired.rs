@@ -9,7 +9,8 @@ use crate::objects::{
     Meta, Node, Pod, Service, SlicePort, TargetRef,
 };
 
-/// The families that a Service has addresses of. Upstream: `getAddressTypesForService`.
+/// Returns the families that a Service has addresses of.
+/// Upstream: `getAddressTypesForService`.
 pub fn address_types(service: &Service) -> Vec<Istr> {
     let mut types: Vec<Istr> = Vec::new();
     for family in &service.spec.ip_families {
@@ -26,7 +27,8 @@ pub fn address_types(service: &Service) -> Vec<Istr> {
     }
 }
 
-/// `None`: the pod has no address of this family. Upstream: `podToEndpoint`.
+/// Returns the endpoint of a pod, with its addresses of one family; `None` if it has none.
+/// Upstream: `podToEndpoint`.
 pub fn endpoint(
     pod: &Pod,
     node: Option<&Node>,
@@ -54,8 +56,8 @@ pub fn endpoint(
     })
 }
 
-/// The ports that a pod offers of a Service's, in the Service's order. Upstream:
-/// `getEndpointPorts`.
+/// Returns the ports that a pod offers of a Service's, in the Service's order.
+/// Upstream: `getEndpointPorts`.
 pub fn ports(service: &Service, pod: &Pod) -> Vec<SlicePort> {
     let offered = offered_ports(service, pod);
     let ports = offered.into_iter().map(|OfferedPort { port, number, .. }| SlicePort {
@@ -82,6 +84,7 @@ fn is_reserved(label: &str) -> bool {
 }
 
 impl<'a> Shape<'a> {
+    /// Computes what all slices of a Service and an address type have in common.
     pub fn new(service: &'a Service, address_type: &'a Istr) -> Shape<'a> {
         let own = [(SERVICE_NAME, &*service.meta.name), (MANAGED_BY, MANAGER)];
         let headless = (!service.has_cluster_ip()).then_some((HEADLESS, ""));
@@ -112,7 +115,8 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// A slice to be created, empty. Upstream: `newEndpointSlice`.
+    /// Returns a slice to be created, empty.
+    /// Upstream: `newEndpointSlice`.
     pub fn new_slice(&self, ports: &[SlicePort]) -> EndpointSlice {
         let meta = &self.service.meta;
         EndpointSlice {
@@ -129,7 +133,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether `slice` can be the placeholder of a Service without endpoints.
+    /// Returns whether `slice` can be the placeholder of a Service without endpoints.
     /// Upstream: `placeholderSliceCompare`.
     pub fn is_placeholder(&self, slice: &EndpointSlice) -> bool {
         let (has, wanted) = (&slice.meta.labels, &self.labels);

@@ -32,7 +32,7 @@ pub fn set_hints(plan: &mut Plan, near: Near) {
     }
 }
 
-/// The hints of `near` for an endpoint; `None` when it has no zone or node.
+/// Returns the hints of `near` for an endpoint; `None` when it has no zone or node.
 fn desired_hints(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
     let for_nodes = endpoint.node_name.as_ref().filter(|_| near == Near::Node);

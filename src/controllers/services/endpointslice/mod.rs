@@ -41,7 +41,7 @@ struct EndpointSlices {
     reconciler: Reconciler,
 }
 
-/// The controller `endpointslice-controller`.
+/// Sets up the controller `endpointslice-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (services, pods) = (c.lister::<Service>(), c.lister::<Pod>());
@@ -118,6 +118,7 @@ impl EndpointSlices {
         }
     }
 
+    /// Makes the EndpointSlices of a Service show its pods, unless the cache lacks the last writes.
     async fn sync(&self, key: ObjectKey) -> SyncResult {
         let Some(service) = self.services.get(&key) else {
             // Its slices go with their owner.

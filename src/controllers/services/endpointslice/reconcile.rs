@@ -86,7 +86,8 @@ impl Reconciler {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
-    /// The endpoints by the ports they offer, and the errors of pods without endpoints.
+    /// Groups the endpoints by the ports they offer, and returns the errors of pods without
+    /// endpoints too.
     fn group_endpoints(
         &self,
         service: &Service,
@@ -134,7 +135,8 @@ impl Reconciler {
         (groups, errors)
     }
 
-    /// Which slices are to hold `groups`, without hints. Upstream: `reconcileByAddressType`.
+    /// Plans which slices are to hold `groups`, without hints.
+    /// Upstream: `reconcileByAddressType`.
     fn plan(
         &self,
         service: &Service,
@@ -260,7 +262,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// `failed`: how the text of an error begins.
+    /// Deletes a slice; a missing one is no error. `failed`: how the text of an error begins.
     async fn delete(
         &self,
         failed: &str,

@@ -189,8 +189,9 @@ fn ready_endpoints(plan: &Plan) -> i64 {
     i64::try_from(ready).unwrap_or(i64::MAX)
 }
 
-/// The part of each zone in the CPUs of the ready nodes; `None` with fewer than two zones, or a
-/// node without a zone or CPU. Upstream: `SetNodes`.
+/// Returns the part of each zone in the CPUs of the ready nodes; `None` with fewer than two zones,
+/// or a node without a zone or CPU.
+/// Upstream: `SetNodes`.
 fn cpu_ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
     let excluded = |labels: &Labels| {
         ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"]
@@ -218,8 +219,8 @@ fn cpu_ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
     Some(zones.into_iter().map(|(zone, cpu)| (zone, ratio(cpu))).collect())
 }
 
-/// What each zone is to have of `count` endpoints, or why that cannot be. Upstream:
-/// `getAllocations`.
+/// Computes what each zone is to have of `count` endpoints, or why that cannot be.
+/// Upstream: `getAllocations`.
 fn allocate(
     ratios: Option<&BTreeMap<Istr, f64>>,
     count: i64,
@@ -251,8 +252,9 @@ fn allocate(
     Ok(ratios.iter().map(|(zone, ratio)| (zone.clone(), allocation(*ratio))).collect())
 }
 
-/// The hints of a slice by zone. `None`: one is missing or of a zone that needs none, or with those
-/// `before` there would be too many. Upstream: `getHintsByZone`.
+/// Counts the hints of a slice by zone. `None`: one is missing or of a zone that needs none, or
+/// with those `before` there would be too many.
+/// Upstream: `getHintsByZone`.
 fn hints_of(
     slice: &EndpointSlice,
     before: &ByZone,
@@ -278,8 +280,8 @@ fn hints_of(
     Some(zones)
 }
 
-/// How many endpoints each zone with too many gives, and each zone with too few receives. Upstream:
-/// `getGivingAndReceivingZones`.
+/// Computes how many endpoints each zone with too many gives, and each zone with too few receives.
+/// Upstream: `getGivingAndReceivingZones`.
 fn giving_and_receiving(
     allocations: &BTreeMap<Istr, Allocation>,
     hinted: &ByZone,
@@ -341,6 +343,7 @@ fn redistribute<'a>(
     }
 }
 
+/// Returns whether some zone has fewer endpoints than its part in the CPUs needs.
 /// Upstream: `serviceOverloaded`.
 fn is_overloaded(zones: &ByZone, ratios: Option<&BTreeMap<Istr, f64>>) -> bool {
     if zones.is_empty() {

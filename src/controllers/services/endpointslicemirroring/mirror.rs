@@ -32,7 +32,8 @@ pub struct Desired {
     pub skipped: usize,
 }
 
-/// `max`: the addresses of one subset that are mirrored.
+/// Converts Endpoints to the endpoints that slices are to mirror, by family and ports. `max`: the
+/// addresses of one subset that are mirrored.
 pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
     let mut desired = Desired::default();
     for subset in repack(&endpoints.subsets) {
@@ -63,7 +64,8 @@ pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
     desired
 }
 
-/// `None`: not an IP address. Upstream: `addressToEndpoint`.
+/// Converts an address to an endpoint, and returns it with its family; `None` if it is not an IP
+/// address. Upstream: `addressToEndpoint`.
 fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, Endpoint)> {
     let ip = address.ip.ip()?;
     let endpoint = Endpoint {
@@ -107,8 +109,9 @@ pub struct Plan {
     pub efficiency: Vec<Efficiency>,
 }
 
-/// The changes of slices to the `desired` endpoints. `existing`: all that mirror these Endpoints
-/// now. Upstream: `reconcile`.
+/// Plans the changes of slices to the `desired` endpoints. `existing`: all that mirror these
+/// Endpoints now.
+/// Upstream: `reconcile`.
 pub fn plan(
     endpoints: &Endpoints,
     desired: Desired,
@@ -186,6 +189,7 @@ fn with_identity_of(mut new: EndpointSlice, old: &EndpointSlice) -> EndpointSlic
     new
 }
 
+/// Counts the endpoints that differ between a slice and those that are wanted.
 /// Upstream: `totalChanges`.
 fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
     let mut changes = Changes::default();
@@ -209,7 +213,8 @@ fn mirrored_annotations(endpoints: &Endpoints) -> Labels {
     relabelled(&endpoints.meta.annotations, &[(LAST_CHANGE, None), (LAST_APPLIED, None)])
 }
 
-/// Whether labels and annotations are mirrored, and the owner is not a former object of that name.
+/// Returns whether labels and annotations are mirrored, and the owner is not a former object of
+/// that name.
 fn mirrors_metadata(slice: &EndpointSlice, endpoints: &Endpoints) -> bool {
     let labels = relabelled(&slice.meta.labels, &[(MANAGED_BY, None), (SERVICE_NAME, None)]);
     let of_another = slice.meta.owners().iter().any(|owner| {
@@ -222,7 +227,8 @@ fn mirrors_metadata(slice: &EndpointSlice, endpoints: &Endpoints) -> bool {
         && !of_another
 }
 
-/// A slice to be created, empty. Upstream: `newEndpointSlice`.
+/// Returns a slice to be created, empty.
+/// Upstream: `newEndpointSlice`.
 fn new_slice(endpoints: &Endpoints, (address_type, ports): Kind) -> EndpointSlice {
     let meta = &endpoints.meta;
     let own = [(SERVICE_NAME, Some(&*meta.name)), (MANAGED_BY, Some(MANAGER))];

@@ -35,7 +35,7 @@ struct Mirroring {
     clock: SharedClock,
 }
 
-/// The controller `endpointslice-mirroring-controller`.
+/// Sets up the controller `endpointslice-mirroring-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (endpoints, services) = (c.lister::<Endpoints>(), c.lister::<Service>());
@@ -104,6 +104,8 @@ fn is_mirrored(endpoints: &Endpoints) -> bool {
 }
 
 impl Mirroring {
+    /// Mirrors the Endpoints of a Service without a selector; else deletes the slices that mirror
+    /// them.
     async fn sync(&self, key: ObjectKey) -> SyncResult {
         let endpoints = self.endpoints.get(&key).filter(|endpoints| is_mirrored(endpoints));
         let service = self.services.get(&key).filter(|service| !has_selector(service));

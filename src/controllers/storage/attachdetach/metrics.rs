@@ -56,6 +56,7 @@ struct Volumes {
 }
 
 impl Volumes {
+    /// Registers the metrics of volumes, which are counted at each scrape.
     fn register() -> prometheus::Result<()> {
         let in_use = Opts::new(
             "storage_count_attachable_volumes_in_use",
@@ -77,6 +78,7 @@ impl Collector for Volumes {
         [self.in_use.desc(), self.total.desc()].concat()
     }
 
+    /// Counts the volumes of the running controller.
     fn collect(&self) -> Vec<MetricFamily> {
         self.in_use.reset();
         self.total.reset();
@@ -101,7 +103,7 @@ impl Collector for Volumes {
 }
 
 impl AttachDetach {
-    /// The volumes of pods by node and plugin.
+    /// Counts the volumes of pods by node and plugin.
     fn volumes_in_use(&self) -> HashMap<(String, String), i64> {
         let mut counts = HashMap::new();
         for pod in self.pods.list() {

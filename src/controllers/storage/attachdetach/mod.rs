@@ -47,7 +47,7 @@ const STATUS_RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration
 /// Workers for each queue: writes of different volumes and nodes do not wait for each other.
 const WORKERS: usize = 10;
 
-/// The controller `persistentvolume-attach-detach-controller`.
+/// Sets up the controller `persistentvolume-attach-detach-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (pods, nodes) = (c.lister::<Pod>(), c.lister::<Node>());
     let claims = c.lister::<PersistentVolumeClaim>();
@@ -104,14 +104,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     let world = this.clone();
-    c.watch(&nodes, &node_queue, move |change, _| world.node_changed(&change));
+    c.watch(&nodes, &node_queue, move |change, _| world.handle_node_change(&change));
     let world = this.clone();
     c.watch(&attachments, &volume_queue, move |change, queue| {
         let volume = world.world.lock().volume_of(&change.object().meta.name);
         volume.iter().for_each(|volume| queue.add(ObjectKey::cluster(volume)));
     });
     let world = this.clone();
-    c.watch(&drivers, &pod_queue, move |change, _| world.driver_changed(&change));
+    c.watch(&drivers, &pod_queue, move |change, _| world.handle_driver_change(&change));
 
     let start = this.clone();
     c.background(move |stop| async move {
@@ -155,7 +155,8 @@ fn has_volumes(pod: &Pod) -> bool {
     !(shape.claims.is_empty() && shape.inline_volumes.is_empty())
 }
 
-/// A pod's volumes never change; a pod gets a node once, and ends once.
+/// Queues a pod with volumes when it has got its node or has ended. A pod's volumes never change; a
+/// pod gets a node once, and ends once.
 fn queue_pod(change: Change<'_, Pod>, queue: &Queue) {
     let pod = change.object();
     let matters = match change {
@@ -170,7 +171,7 @@ fn queue_pod(change: Change<'_, Pod>, queue: &Queue) {
     }
 }
 
-/// The key of a claim that the change has bound to a volume.
+/// Returns the key of a claim that the change has bound to a volume.
 fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<ObjectKey> {
     let bound = |claim: &PersistentVolumeClaim| {
         let is_bound = claim.status.phase == "Bound" && !claim.spec.volume_name.is_empty();
@@ -188,7 +189,7 @@ fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<Objec
     Some(new.meta.key())
 }
 
-/// The claim of a volume that the change has bound.
+/// Returns the claim of a volume that the change has bound.
 fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey> {
     let (old, new) = match change {
         Change::Added { new, initial: false } => (None, new),
@@ -234,14 +235,15 @@ impl AttachDetach {
         self.nodes.get(&ObjectKey::cluster(node)).map(|node| health(&node)).unwrap_or_default()
     }
 
+    /// Records a change of a node, and queues the volumes and the node status that it affects.
     /// Upstream: `nodeAdd`, `nodeUpdate`, `nodeDelete`.
-    fn node_changed(&self, change: &Change<'_, Node>) {
+    fn handle_node_change(&self, change: &Change<'_, Node>) {
         let node = change.object();
         let name = Istr::new(&node.meta.name);
         let mut world = self.world.lock();
         let in_use = &node.status.volumes_in_use;
         let (is_new, mut volumes) = match change {
-            Change::Deleted(_) => (false, world.node_deleted(&name, in_use)),
+            Change::Deleted(_) => (false, world.record_node_deleted(&name, in_use)),
             _ => {
                 let is_managed = node.meta.annotations.contains_key(MANAGED);
                 let is_new = is_managed && world.manage(&name);
@@ -257,7 +259,7 @@ impl AttachDetach {
             volumes.extend(world.attached_to(&name));
         }
         if matches!(change, Change::Added { .. }) {
-            world.node_appeared(&name);
+            world.record_node_added(&name);
         }
         if !self.populated.is_open() {
             return;
@@ -274,7 +276,7 @@ impl AttachDetach {
 
     /// Forgets the volumes of a driver that does not attach them any more, and checks those of a
     /// driver that does. Upstream: the populator's loop.
-    fn driver_changed(&self, change: &Change<'_, CSIDriver>) {
+    fn handle_driver_change(&self, change: &Change<'_, CSIDriver>) {
         if !changes_attaching(change) {
             return;
         }
@@ -326,8 +328,8 @@ impl AttachDetach {
         self.populated.open();
     }
 
-    /// An attachment that no node reports is uncertain: it is confirmed if a pod wants the volume
-    /// there, or else detached. Upstream: `processVolumeAttachments`.
+    /// Adds an attachment that no node reports as uncertain: it is confirmed if a pod wants the
+    /// volume there, or else detached. Upstream: `processVolumeAttachments`.
     fn populate_attachment(&self, world: &mut StateOfWorld, attachment: &VolumeAttachment) {
         let (spec, name) = (&attachment.spec, &attachment.meta.name);
         let Some(volume) = &spec.source.persistent_volume_name else {
@@ -349,7 +351,8 @@ impl AttachDetach {
         }
     }
 
-    /// What is attached for a pod gets the pod's spec.
+    /// Sets the specs of the volumes that are attached for a pod, which only the pod has. Nodes
+    /// report no more than names.
     fn populate_specs(&self, pod: &Pod) {
         let node = &pod.spec.node_name;
         for spec in self.resolver.specs(pod) {

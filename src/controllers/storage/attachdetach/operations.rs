@@ -104,9 +104,9 @@ impl Operation {
         self.delay = if self.delay.is_zero() { FIRST_DELAY } else { self.delay * 2 }.min(MAX_DELAY);
     }
 
-    /// The result of an operation that the driver works on: its end, or when to check it again
-    /// unless the attachment changes before. `seen`: the version that the cache had seen before the
-    /// attachment was read from it.
+    /// Returns the result of an operation that the driver works on: its end, or when to check it
+    /// again unless the attachment changes before. `seen`: the version that the cache had seen
+    /// before the attachment was read from it.
     pub fn progress(
         &self,
         found: Option<&VolumeAttachment>,
@@ -146,7 +146,7 @@ impl Operation {
         }
     }
 
-    /// The error of an operation that the driver has not ended in time.
+    /// Returns the error of an operation that the driver has not ended in time.
     fn timed_out(&self) -> String {
         let csi = self.spec.as_ref().and_then(|spec| spec.csi.as_ref());
         let handle = csi.map_or("", |csi| &csi.handle);
@@ -171,7 +171,8 @@ impl Operations {
         self.position(node, exclusive).map(|at| &self.0[at])
     }
 
-    /// The position of [`Self::find`].
+    /// Returns the position of the operation for [`Self::find`]: a pending one, else that of this
+    /// node, else the first that excludes it.
     fn position(&self, node: &str, exclusive: bool) -> Option<usize> {
         let (mut first, mut exact) = (None, None);
         for (position, op) in self.0.iter().enumerate() {

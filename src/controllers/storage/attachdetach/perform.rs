@@ -50,7 +50,7 @@ impl AttachDetach {
         }
     }
 
-    /// The plan for a volume, from the state of the world and the caches now.
+    /// Plans the acts for a volume, from the state of the world and the caches now.
     fn decide(&self, name: &Istr) -> Plan {
         let observed = Observed {
             seen: self.attachments.last_seen_version(),
@@ -205,7 +205,8 @@ impl AttachDetach {
         }
     }
 
-    /// Whether an attachment whose deletion has begun, and that the cache does not have, is gone.
+    /// Asks whether an attachment whose deletion has begun, and that the cache does not have, is
+    /// gone.
     async fn check_unseen_deletion(&self, attachment: &ObjectKey) -> Result<Detaching, String> {
         match self.client.get::<VolumeAttachment>(attachment).await {
             Ok(found) => Ok(Detaching::Begun(Lag::Unseen(found.meta.resource_version))),
@@ -229,7 +230,8 @@ impl AttachDetach {
         }
     }
 
-    /// The kubelet does not use the volume. Upstream: `verifyVolumeIsSafeToDetach`.
+    /// Checks with the API server that the kubelet does not use the volume.
+    /// Upstream: `verifyVolumeIsSafeToDetach`.
     async fn verify_safe(&self, name: &str, node: &str) -> Result<(), String> {
         match self.client.get::<Node>(&ObjectKey::cluster(node)).await {
             Err(error) if error.is_not_found() => Ok(()),
@@ -310,7 +312,8 @@ impl AttachDetach {
         Ok(Next::Done)
     }
 
-    /// Returns whether the node is still there.
+    /// Writes what is attached into the status of a node, and returns whether the node is still
+    /// there.
     async fn write_status(&self, key: &ObjectKey, report: &Report) -> Result<bool, Error> {
         let volumes = &report.volumes;
         let volumes = if volumes.is_empty() { Value::Null } else { json!(volumes) };
@@ -341,6 +344,7 @@ enum Detaching {
     Begun(Lag),
 }
 
+/// Returns the VolumeAttachment that asks a CSI driver to attach a volume.
 fn new_attachment(name: &str, csi: &Csi, node: &str) -> Value {
     let source = match &csi.source {
         AttachmentSource::Volume(volume) => json!({ "persistentVolumeName": volume }),
@@ -354,7 +358,8 @@ fn new_attachment(name: &str, csi: &Csi, node: &str) -> Value {
     })
 }
 
-/// Names no pod of another namespace.
+/// Returns the text about the pods that hold a volume on other nodes. It names no pod of another
+/// namespace.
 fn multi_attach_error(namespace: &str, users: &[PodRef]) -> String {
     let own = users.iter().filter(|user| user.key.namespace == *namespace);
     let own: Vec<&str> = own.map(|user| &*user.key.name).collect();

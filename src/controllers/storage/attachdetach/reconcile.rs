@@ -121,8 +121,8 @@ enum Step {
     Request(Forced),
 }
 
-/// Whether a volume that no pod has wanted on a node since `since` may be detached from it. `Err`:
-/// not while the node uses it, or until this time.
+/// Returns whether a volume that no pod has wanted on a node since `since` may be detached from it.
+/// `Err`: not while the node uses it, or until this time.
 fn may_detach(
     is_in_use: bool,
     since: Duration,
@@ -326,7 +326,7 @@ impl StateOfWorld {
         }
     }
 
-    /// What to do about the volume on a node that it is, or may be, attached to.
+    /// Decides what to do about the volume on a node that it is, or may be, attached to.
     fn detach_step(&self, name: &Istr, node: &Istr, observed: &Observed<'_>) -> Step {
         let Some(volume) = self.volumes.get(name) else { return Step::Wait(None) };
         let is_wanted = volume.wanted.contains_key(node);

@@ -114,8 +114,8 @@ impl StateOfWorld {
         self.nodes.get(node).is_some_and(|node| node.managed)
     }
 
-    /// The list of the kubelet of a node that is there; returns the attached volumes that it adds
-    /// or removes. Upstream: `SetVolumesMountedByNode`.
+    /// Replaces the list of volumes in use, which the kubelet of a node reports; returns the
+    /// attached volumes that it adds or removes. Upstream: `SetVolumesMountedByNode`.
     pub fn set_in_use(&mut self, name: &Istr, volumes: &[Istr]) -> Vec<Istr> {
         if volumes.is_empty() && !self.nodes.contains_key(name) {
             return Vec::new();
@@ -137,9 +137,9 @@ impl StateOfWorld {
         node.into_iter().flat_map(|node| node.attached.iter().cloned()).collect()
     }
 
-    /// A node that appears may have lost its list of attached volumes.
-    /// Upstream: `SetNodeStatusUpdateNeeded`.
-    pub fn node_appeared(&mut self, name: &Istr) {
+    /// Takes note that a node was added: what is attached to it is written into its status again,
+    /// as the new object may lack the list. Upstream: `SetNodeStatusUpdateNeeded`.
+    pub fn record_node_added(&mut self, name: &Istr) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         node.incarnation += 1;
         node.listed = Listed::Cached;
@@ -150,10 +150,10 @@ impl StateOfWorld {
         self.unwritten.insert(name.clone());
     }
 
-    /// A node that pods still want volumes on stays managed as long as they do. `in_use`: the last
-    /// list of its kubelet; the result is that of [`StateOfWorld::set_in_use`]. Upstream:
-    /// `DeleteNode`.
-    pub fn node_deleted(&mut self, name: &Istr, in_use: &[Istr]) -> Vec<Istr> {
+    /// Records that a node was deleted. One that pods still want volumes on stays managed as long
+    /// as they do. `in_use`: the last list of its kubelet; the result is that of
+    /// [`StateOfWorld::set_in_use`]. Upstream: `DeleteNode`.
+    pub fn record_node_deleted(&mut self, name: &Istr, in_use: &[Istr]) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.gone = true;
         node.incarnation += 1;
@@ -192,7 +192,8 @@ impl StateOfWorld {
 
 /// What pods want.
 impl StateOfWorld {
-    /// Upstream: `DesiredStateOfWorld.AddPod`. Returns whether that is new.
+    /// Records that a pod on `node` wants a volume, and returns whether that is new. Upstream:
+    /// `DesiredStateOfWorld.AddPod`.
     pub fn add_pod_volume(&mut self, pod: &PodRef, node: &Istr, spec: &Arc<Spec>) -> bool {
         let of_node = self.nodes.entry(node.clone()).or_default();
         of_node.wanted.insert(spec.volume.clone());
@@ -312,6 +313,7 @@ impl StateOfWorld {
         }
     }
 
+    /// Records that a volume is detached from a node.
     /// Upstream: `DeleteVolumeNode`.
     pub fn remove_attached(&mut self, name: &Istr, node_name: &Istr) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
@@ -357,8 +359,8 @@ impl StateOfWorld {
         self.volumes.keys().cloned().collect()
     }
 
-    /// The plugins of the volumes that are wanted, and of those that are attached, one for each
-    /// node.
+    /// Returns the plugins of the volumes that are wanted, and of those that are attached, one for
+    /// each node.
     pub fn plugins(&self) -> (Vec<String>, Vec<String>) {
         let (mut wanted, mut attached) = (Vec::new(), Vec::new());
         for volume in self.volumes.values() {
@@ -371,8 +373,9 @@ impl StateOfWorld {
     }
 }
 
-/// The name of the VolumeAttachment of a volume on `node`, if it has one: by its spec, or else by
-/// its unique name.
+/// Returns the name of the VolumeAttachment of a volume on `node`; `None` if it is attached without
+/// one. The name depends on the driver and its handle of the volume. Those are in the spec, or, of
+/// a volume that only the node's status names, in the volume's unique name.
 pub(super) fn attachment_of(spec: Option<&Spec>, volume: &str, node: &str) -> Option<Istr> {
     let (driver, handle) = match spec {
         Some(spec) => {
@@ -381,6 +384,7 @@ pub(super) fn attachment_of(spec: Option<&Spec>, volume: &str, node: &str) -> Op
         }
         None => match Plugin::from_unique_name(volume)? {
             (Plugin::Csi, of_plugin) => driver_and_handle(of_plugin)?,
+            // Only CSI drivers are asked to attach by a VolumeAttachment.
             _ => return None,
         },
     };
@@ -417,7 +421,7 @@ impl StateOfWorld {
         std::mem::take(&mut self.unwritten)
     }
 
-    /// What the status of the node is to list; `None`: it is written.
+    /// Returns what the status of the node is to list; `None` if it is written.
     pub fn unwritten_report(&self, name: &str) -> Option<Report> {
         let node = self.nodes.get(name).filter(|node| node.changes != node.written)?;
         let device_path = |volume: &Istr| {
@@ -440,8 +444,8 @@ impl StateOfWorld {
         }
     }
 
-    /// The report is in the status, or there is no node to write it to. Returns the volumes whose
-    /// detaching waited for that.
+    /// Records that the report is in the status, or that there is no node to write it to. Returns
+    /// the volumes whose detaching waited for that.
     pub fn mark_written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.written = node.written.max(report.change);

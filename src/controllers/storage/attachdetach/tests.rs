@@ -269,7 +269,7 @@ fn a_volume_in_use_by_a_node_that_is_deleted_is_detached_after_the_timeout() {
         stage.health.remove("a");
         // The last status of the node says so.
         let last = in_use.then(|| stage.spec.volume.clone());
-        stage.world.node_deleted(&"a".into(), last.as_slice());
+        stage.world.record_node_deleted(&"a".into(), last.as_slice());
         stage.remove_pod("p");
         assert_eq!(stage.acts(), []);
         if in_use {
@@ -437,7 +437,7 @@ fn what_is_found_at_the_start_is_confirmed_or_detached() {
 fn nodes_that_appear_get_their_list_again() {
     let mut stage = Stage::attached("ReadWriteOnce");
     assert_eq!(stage.world.unwritten_report("a"), None);
-    stage.world.node_appeared(&"a".into());
+    stage.world.record_node_added(&"a".into());
     let Report { volumes, listed, .. } = stage.world.unwritten_report("a").unwrap();
     assert_eq!((volumes.len(), listed), (1, Listed::Cached));
 }
@@ -449,8 +449,8 @@ fn a_node_that_is_created_again_under_its_name_gets_its_list() {
     stage.world.add_attached(&stage.spec.volume.clone(), None, &node, "".into(), true);
     // The write to the first node is under way while it is replaced.
     let report = stage.world.unwritten_report("a").expect("a list");
-    stage.world.node_deleted(&node, &[]);
-    stage.world.node_appeared(&node);
+    stage.world.record_node_deleted(&node, &[]);
+    stage.world.record_node_added(&node);
     stage.world.mark_written(&node, report, true);
     let report = stage.world.unwritten_report("a").expect("a list for the second node");
     assert_eq!((report.volumes.len(), &report.listed), (1, &Listed::Cached));
@@ -482,7 +482,7 @@ fn nothing_stays_of_a_node_that_goes_before_its_pods() {
     let mut stage = Stage::attached("ReadWriteOnce");
     let node = "a".into();
     stage.health.remove("a");
-    stage.world.node_deleted(&node, &[]);
+    stage.world.record_node_deleted(&node, &[]);
     assert!(stage.world.is_managed("a"), "a pod still wants a volume there");
     stage.remove_pod("p");
     assert!(!stage.world.is_managed("a"));
@@ -497,7 +497,7 @@ fn nothing_stays_of_a_node_that_goes_before_its_pods() {
 
     // Nor of one whose kubelet used volumes that were never attached here.
     stage.world.set_in_use(&"c".into(), &[stage.spec.volume.clone()]);
-    stage.world.node_deleted(&"c".into(), &[stage.spec.volume.clone()]);
+    stage.world.record_node_deleted(&"c".into(), &[stage.spec.volume.clone()]);
     assert!(!stage.world.nodes.contains_key("c"));
 }
 

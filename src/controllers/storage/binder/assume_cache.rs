@@ -54,9 +54,9 @@ impl<T: Object> AssumeCache<T> {
         self.newest(key, self.lister.get(key), seen)
     }
 
-    /// The objects that `index` has under `value`, in their newest state, and all of our own
-    /// writes, which may belong there by now. In no order; callers check that an object still has
-    /// `value`.
+    /// Returns the objects that `index` has under `value`, in their newest state, and all of our
+    /// own writes, which may belong there by now. In no order; callers check that an object still
+    /// has `value`.
     pub fn candidates(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
         let seen = self.lister.seen();
         let mut found = self.lister.by_index(index, value);
@@ -70,7 +70,7 @@ impl<T: Object> AssumeCache<T> {
         found
     }
 
-    /// The own write of the object, unless the cache is as new.
+    /// Returns the own write of the object, unless the cache is as new.
     fn newest(
         &self,
         key: &ObjectKey,

@@ -31,8 +31,8 @@ pub enum Plan {
     Refuse(PendingEvent, String),
 }
 
-/// What to do with a claim that was never bound and that names the volume `named`, which may not
-/// exist. `with_classes`: the gate VolumeAttributesClass.
+/// Decides what to do with a claim that was never bound and that names the volume `named`, which
+/// may not exist. `with_classes`: the gate VolumeAttributesClass.
 fn plan_named(
     claim: &PersistentVolumeClaim,
     named: Option<Arc<PersistentVolume>>,
@@ -68,9 +68,9 @@ fn plan_named(
     }
 }
 
-/// What to do with a claim that was bound to `volume`, which may not exist. A volume that names the
-/// claim without a uid is bound to it, unless it is being deleted: both come from a backup, or the
-/// uid was removed. Upstream loses the claim.
+/// Decides what to do with a claim that was bound to `volume`, which may not exist. A volume that
+/// names the claim without a uid is bound to it, unless it is being deleted: both come from a
+/// backup, or the uid was removed. Upstream loses the claim.
 fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume>>) -> Plan {
     const GONE: &str = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
     if claim.spec.volume_name.is_empty() {
@@ -102,8 +102,8 @@ pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
     defaults.min_by_key(order).map(|class| &**class)
 }
 
-/// The event about a claim whose class waits for its first consumer. `pods`: those that use the
-/// claim and have no node.
+/// Returns the event about a claim whose class waits for its first consumer. `pods`: those that use
+/// the claim and have no node.
 fn waiting_event(mut pods: Vec<String>) -> PendingEvent {
     pods.sort();
     let (reason, message) = match &*pods {
@@ -119,7 +119,8 @@ fn waiting_event(mut pods: Vec<String>) -> PendingEvent {
     PendingEvent::normal(reason, message)
 }
 
-/// Whether the scheduler binds the claims of `class`. Upstream: `IsDelayBindingMode`.
+/// Returns whether the scheduler binds the claims of `class`.
+/// Upstream: `IsDelayBindingMode`.
 pub fn is_delayed(class: Option<&StorageClass>) -> Result<bool, Error> {
     let Some(class) = class else { return Ok(false) };
     match &*class.volume_binding_mode {
@@ -132,6 +133,7 @@ pub fn is_delayed(class: Option<&StorageClass>) -> Result<bool, Error> {
 }
 
 impl Binder {
+    /// Brings a claim one step on: binds it, provides a volume, or sets its phase.
     /// Upstream: `syncClaim`.
     pub async fn sync_claim(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
@@ -172,7 +174,7 @@ impl Binder {
         self.classes.get(&ObjectKey::cluster(name))
     }
 
-    /// What to do with a claim that names no volume: bind the best free one, or provision.
+    /// Decides what to do with a claim that names no volume: bind the best free one, or provision.
     fn plan_free(&self, claim: &PersistentVolumeClaim) -> Result<Plan, Error> {
         let delayed = is_delayed(self.class_of(claim).as_deref())?;
         let naming = self.volumes.candidates(&BY_CLAIM_REF, &IndexValue::Key(claim.meta.key()));
@@ -200,8 +202,8 @@ impl Binder {
         self.set_claim_status(claim, "Pending", None).await.map(drop)
     }
 
-    /// No volume suits: the claim gets the default class, waits for its consumer, or a volume is
-    /// provisioned for it.
+    /// Provides for a claim that no volume suits: it gets the default class, waits for its
+    /// consumer, or a volume is provisioned for it.
     async fn provide(self: &Arc<Self>, claim: &Arc<PersistentVolumeClaim>) -> Result<(), Error> {
         if self.assign_default_class(claim).await? {
             return Ok(());
@@ -223,7 +225,8 @@ impl Binder {
         self.wait(claim, Some(PendingEvent::normal("FailedBinding", message))).await
     }
 
-    /// Whether the claim got a class. Upstream: `assignDefaultStorageClass`.
+    /// Writes the default class into a claim without a class, and returns whether there is one.
+    /// Upstream: `assignDefaultStorageClass`.
     async fn assign_default_class(
         &self,
         claim: &Arc<PersistentVolumeClaim>,

@@ -29,6 +29,7 @@ impl Binder {
         });
     }
 
+    /// Deletes a released volume with its content, if the live one is still to be deleted.
     /// Upstream: `deleteVolumeOperation`.
     async fn delete_now(
         &self,
@@ -62,6 +63,7 @@ impl Binder {
         Ok(())
     }
 
+    /// Removes the directory of a volume, and then the finalizer that waits for that.
     /// Upstream: `doDeleteVolume`.
     async fn delete_content(
         &self,

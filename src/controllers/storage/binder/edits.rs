@@ -83,8 +83,9 @@ pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> 
     Some(Edit { spec, ..Edit::annotations(annotations) })
 }
 
-/// The fields of a claim's status to set, null to remove, for `phase` and the volume that it is
-/// bound to. `with_classes`: the gate VolumeAttributesClass. Upstream: `updateClaimStatus`.
+/// Returns the fields of a claim's status to set, null to remove, for `phase` and the volume that
+/// it is bound to. `with_classes`: the gate VolumeAttributesClass.
+/// Upstream: `updateClaimStatus`.
 ///
 /// # Errors
 /// When the volume has no capacity.
@@ -145,8 +146,8 @@ pub fn claim_status(
     Ok((!fields.is_empty()).then_some(fields))
 }
 
-/// `annotations` with the CSI driver that replaces the in-tree `provisioner`, or without, if none
-/// does. `None`: unchanged, or no provisioner.
+/// Returns `annotations` with the CSI driver that replaces the in-tree `provisioner`, or without,
+/// if none does. `None`: unchanged, or no provisioner.
 /// Upstream: `updateMigrationAnnotations`.
 pub fn with_migration_annotation(
     annotations: &Labels,
@@ -162,8 +163,8 @@ pub fn with_migration_annotation(
     }
 }
 
-/// The finalizers that a provisioned volume should have, if others than it has: that of the in-tree
-/// plugin with the policy Delete, that of the external provisioner only with one.
+/// Returns the finalizers that a provisioned volume should have, if others than it has: that of the
+/// in-tree plugin with the policy Delete, that of the external provisioner only with one.
 /// Upstream: `modifyDeletionFinalizers`.
 pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<String>> {
     let provisioner = meta.annotations.get(PROVISIONED_BY)?;

@@ -76,7 +76,7 @@ struct Place {
 }
 
 impl Place {
-    /// The place of a volume in the index; `None`: it is not free.
+    /// Returns the place of a volume in the index; `None` if it is not free.
     fn new(volume: &PersistentVolume) -> Option<Place> {
         let spec = &volume.spec;
         let is_free = spec.claim_ref.is_none()
@@ -135,8 +135,8 @@ impl FreeVolumes {
         }
     }
 
-    /// The volumes of a group that have at least these modes and this size: those with the fewest
-    /// modes first, and among these the smallest.
+    /// Finds the volumes of a group that have at least these modes and this size: those with the
+    /// fewest modes first, and among these the smallest.
     pub fn find(
         &self,
         group: &VolumeGroup,

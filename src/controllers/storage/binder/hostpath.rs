@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::task;
 
-/// The path of a new volume.
+/// Returns the path of a new volume, with a random UUID.
 pub fn new_path() -> String {
     let random: u128 = fastrand::u128(..);
     let hex = format!("{random:032x}");

@@ -50,7 +50,7 @@ struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// The requirements of `claim`. `with_classes`: the gate VolumeAttributesClass.
+    /// Collects the requirements of `claim`. `with_classes`: the gate VolumeAttributesClass.
     fn new(claim: &'a PersistentVolumeClaim, with_classes: bool) -> Result<Request<'a>, String> {
         let spec = &claim.spec;
         if !with_classes && !attributes_class(&spec.volume_attributes_class_name).is_empty() {
@@ -100,10 +100,9 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The volume for `claim`, among the volumes that suit it and have the fewest access modes: one
-/// that names the claim, else the smallest free one. (Upstream has no order between different sets
-/// of modes of one size.) `free`: `None` where the scheduler chooses among the free volumes.
-/// `newest`: returns the newest state of a volume. `with_classes`: the gate VolumeAttributesClass.
+/// Finds the volume for `claim`, among the volumes that suit it and have the fewest access modes:
+/// one that names the claim, else the smallest free one. `newest`: returns the newest state of a
+/// volume. `with_classes`: the gate VolumeAttributesClass.
 ///
 /// # Errors
 /// When the claim's selector is malformed, or it asks for a VolumeAttributesClass without the gate.
@@ -141,7 +140,7 @@ pub fn best_match(
     Ok(named)
 }
 
-/// Why a volume that the claim names does not meet its requirements.
+/// Returns why a volume that the claim names does not meet its requirements.
 /// Upstream: `checkVolumeSatisfyClaim`.
 pub fn mismatch(
     volume: &PersistentVolume,

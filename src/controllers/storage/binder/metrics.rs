@@ -145,7 +145,8 @@ impl Counts {
     }
 }
 
-/// The plugin of the volume's source, also where it only mounts. Upstream: `getPVPluginName`.
+/// Returns the plugin of the volume's source, also where it only mounts.
+/// Upstream: `getPVPluginName`.
 fn plugin_name(volume: &PersistentVolume) -> String {
     let mounting = match volume.spec.source.as_deref() {
         Some(VolumeSource::Csi { driver, .. }) => {
@@ -184,6 +185,7 @@ impl Collector for Counts {
         self.gauges.iter().flat_map(Collector::desc).collect()
     }
 
+    /// Counts the volumes and claims of the caches.
     fn collect(&self) -> Vec<MetricFamily> {
         let mut counted = Counted::default();
         self.volumes.list().iter().for_each(|volume| count_volume(&mut counted, volume));

@@ -71,7 +71,7 @@ struct Binder {
     attributes_classes: bool,
 }
 
-/// The controller `persistentvolume-binder-controller`.
+/// Sets up the controller `persistentvolume-binder-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let claims = c.lister::<PersistentVolumeClaim>();
@@ -137,7 +137,8 @@ fn routine(error: Error) -> Error {
 }
 
 impl Binder {
-    /// A change of a volume queues it, and also its claims when the change affects them.
+    /// Queues a changed volume, and also its claims when the change affects them; keeps the index
+    /// of free volumes.
     fn observe_volume(&self, change: Change<'_, PersistentVolume>, queue: &Queue, claims: &Queue) {
         let queue_claim = |volume: &PersistentVolume| {
             volume.spec.claim_ref.iter().for_each(|claim| claims.add(claim.key()));
@@ -165,8 +166,7 @@ impl Binder {
         queue.add(change.object().meta.key());
     }
 
-    /// A change of a claim queues it, and also the volumes that name it when the change affects
-    /// them.
+    /// Queues a changed claim, and also the volumes that name it when the change affects them.
     fn observe_claim(
         &self,
         change: Change<'_, PersistentVolumeClaim>,

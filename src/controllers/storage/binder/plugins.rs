@@ -56,7 +56,7 @@ pub fn provisioning(provisioner: &str) -> Result<Option<Plugin>, String> {
     by_name(provisioner, "provisionable")
 }
 
-/// The plugin that deletes `volume`; `None`: a deleter outside of this manager.
+/// Returns the plugin that deletes `volume`; `None` if a deleter outside of this manager does.
 pub fn deleting(volume: &PersistentVolume) -> Result<Option<Plugin>, String> {
     let annotations = &volume.meta.annotations;
     if let Some(name) = annotations.get(PROVISIONED_BY).filter(|name| !name.is_empty()) {

@@ -61,6 +61,7 @@ impl Binder {
         });
     }
 
+    /// Asks an external provisioner for a volume, by an annotation of the claim.
     /// Upstream: `provisionClaimOperationExternal`.
     async fn ask_external(
         &self,
@@ -80,6 +81,7 @@ impl Binder {
         Ok(())
     }
 
+    /// Writes the name of the provisioner into the claim's annotations.
     /// Upstream: `setClaimProvisioner`.
     async fn set_provisioner(
         &self,
@@ -97,6 +99,7 @@ impl Binder {
         self.edit_claim(claim, Edit::annotations(annotations)).await
     }
 
+    /// Provisions a volume for a claim: makes a directory and its PersistentVolume.
     /// Upstream: `provisionClaimOperation`, with the HostPath plugin.
     async fn make_host_path(
         &self,
@@ -172,7 +175,7 @@ impl Binder {
         Ok(())
     }
 
-    /// Why the plugin cannot provision: the event's message, and the error.
+    /// Returns why the plugin cannot provision: the event's message, and the error.
     fn refusal(
         &self,
         claim: &PersistentVolumeClaim,
@@ -213,6 +216,8 @@ impl Binder {
         }
     }
 
+    /// Creates a volume, with a few attempts; success too if it exists.
+    ///
     /// # Errors
     /// The last error, and whether the volume may have been created in spite of it.
     async fn create_volume(&self, volume: &Value) -> Result<(), (Error, bool)> {
@@ -249,7 +254,7 @@ impl Binder {
     }
 }
 
-/// The volume for `claim`, of its class, at `path`.
+/// Returns the volume for `claim`, of its class, at `path`.
 fn host_path_volume(
     claim: &PersistentVolumeClaim,
     class: &StorageClass,

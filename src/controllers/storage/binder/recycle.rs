@@ -43,6 +43,8 @@ struct Recycler {
 }
 
 impl Recyclers {
+    /// Reads the recyclers of both plugins from the flags.
+    ///
     /// # Errors
     /// When a template of the flags cannot be used.
     pub fn new(options: &Options) -> Result<Recyclers, String> {
@@ -68,7 +70,7 @@ impl Recyclers {
     }
 }
 
-/// The pod of the file, or the built-in one.
+/// Returns the pod of the file, or the built-in one.
 fn template(path: &str) -> Result<Value, String> {
     if path.is_empty() {
         return Ok(default_template());
@@ -107,6 +109,7 @@ fn parse_yaml(text: &[u8]) -> Result<Value, Fault> {
     }
 }
 
+/// Returns the pod that is used without a file: it removes all files of its volume.
 /// Upstream: `NewPersistentVolumeRecyclerPodTemplate`.
 fn default_template() -> Value {
     const SCRUB: &str = "test -e /scrub && find /scrub -mindepth 1 -delete && \
@@ -128,7 +131,8 @@ fn default_template() -> Value {
 }
 
 impl Recycler {
-    /// The pod that empties `volume`. Upstream: the plugins' `Recycle`.
+    /// Returns the pod that empties `volume`.
+    /// Upstream: the plugins' `Recycle`.
     fn pod(&self, volume: &Value, plugin: Plugin) -> Value {
         let mut pod = self.template.clone();
         let spec = &volume["spec"];
@@ -190,7 +194,7 @@ struct PodEvent {
     message: Option<String>,
 }
 
-/// The end of a pod, if it has ended.
+/// Returns the end of a pod, if it has ended.
 fn end_of(pod: PodState) -> Option<Result<(), String>> {
     match pod.status.phase.as_deref() {
         Some("Succeeded") => Some(Ok(())),
@@ -216,6 +220,7 @@ impl Binder {
         });
     }
 
+    /// Empties a released volume by a pod, and makes it available again.
     /// Upstream: `recycleVolumeOperation`.
     async fn recycle_now(&self, volume: &PersistentVolume) -> Result<(), Error> {
         // The cache may be behind.
@@ -317,7 +322,8 @@ impl Binder {
     }
 }
 
-/// The observations of the pod `key`, and the future that watches it until both watches have ended.
+/// Watches the pod `key`: returns its observations, and the future that makes them until both
+/// watches have ended.
 async fn watch(
     client: &Client,
     key: &ObjectKey,

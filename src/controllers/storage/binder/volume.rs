@@ -26,7 +26,8 @@ enum Plan {
     Unbind,
 }
 
-/// What to do with `volume`. `claim`: the claim with the name and the uid of its claim reference.
+/// Decides what to do with `volume`. `claim`: the claim with the name and the uid of its claim
+/// reference.
 fn plan(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> Plan {
     if volume.spec.claim_ref.as_ref().is_none_or(|claim| claim.uid.is_empty()) {
         return Plan::Available;
@@ -51,6 +52,7 @@ fn is_released(volume: &PersistentVolume) -> bool {
 }
 
 impl Binder {
+    /// Brings a volume one step on: sets its phase, wakes its claim, or releases and reclaims it.
     /// Upstream: `syncVolume`.
     pub async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
@@ -92,7 +94,7 @@ impl Binder {
         }
     }
 
-    /// The events about a claim and a volume that differ in their mode.
+    /// Records the events about a claim and a volume that differ in their mode.
     fn report_modes(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
         let end = "due to incompatible volumeMode.";
         let (volume_name, claim_name) = (&volume.meta.name, &claim.meta.name);
@@ -106,7 +108,7 @@ impl Binder {
         self.record(claim, PendingEvent::warning("VolumeMismatch", message));
     }
 
-    /// The claim with the name and uid in the volume. The cache may be old: a volume is not
+    /// Returns the claim with the name and uid in the volume. The cache may be old: a volume is not
     /// released while the server still has its claim.
     async fn claim_of(
         &self,
@@ -185,7 +187,8 @@ impl Binder {
         Ok(Next::After(self.period))
     }
 
-    /// The label of metrics. Upstream: `getProvisionerNameFromVolume`.
+    /// Returns the label of metrics for the plugin that reclaims a volume.
+    /// Upstream: `getProvisionerNameFromVolume`.
     fn provisioner_name(
         &self,
         volume: &PersistentVolume,
@@ -204,7 +207,8 @@ impl Binder {
         }
     }
 
-    /// Whether the volume may be recycled or deleted: its claim is deleted, or has another volume.
+    /// Returns whether the volume may be recycled or deleted: its claim is deleted, or has another
+    /// volume.
     /// Upstream: `isVolumeReleased`.
     pub fn may_reclaim(&self, volume: &PersistentVolume) -> bool {
         let Some(reference) = &volume.spec.claim_ref else { return false };

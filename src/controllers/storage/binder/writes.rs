@@ -45,7 +45,7 @@ struct WithSpec<'a> {
     spec: &'a RawObject,
 }
 
-/// The live object, if it still is `object`.
+/// Reads the live object, if it still is `object`.
 async fn live<T: BindingObject>(client: &Client, object: &T) -> Result<RawObject, Error> {
     let key = object.meta().key();
     let live: RawObject = client.resource(&T::RESOURCE).get(&key).await?;
@@ -199,8 +199,8 @@ impl Binder {
         self.set_phase_with(volume, phase, None).await
     }
 
-    /// As [`Binder::set_phase`], with an event, which is recorded only when that is a change.
-    /// Upstream: `updateVolumePhaseWithEvent`.
+    /// Sets the phase as [`Binder::set_phase`] does, with an event, which is recorded only when
+    /// that is a change. Upstream: `updateVolumePhaseWithEvent`.
     pub async fn set_phase_with(
         &self,
         volume: &Arc<PersistentVolume>,

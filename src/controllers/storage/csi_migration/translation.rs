@@ -35,7 +35,8 @@ fn read_only(fields: &Value) -> bool {
     fields["readOnly"].as_bool().unwrap_or_default()
 }
 
-/// `None`: the source cannot be migrated. Upstream: `TranslateInTreePVToCSI`.
+/// Translates the in-tree source of a PersistentVolume to the CSI driver that replaces it; `None`
+/// if it cannot be migrated. Upstream: `TranslateInTreePVToCSI`.
 pub fn of_volume(
     kind: InTreeKind,
     fields: &Value,
@@ -71,7 +72,8 @@ pub fn access_modes(kind: InTreeKind, volume: &PersistentVolume) -> Vec<&str> {
     vec![if only_reads { "ReadOnlyMany" } else { "ReadWriteOnce" }]
 }
 
-/// `None`: the source cannot be migrated. Upstream: `TranslateInTreeInlineVolumeToCSI`.
+/// Translates the in-tree source of a pod's inline volume to the CSI driver that replaces it;
+/// `None` if it cannot be migrated. Upstream: `TranslateInTreeInlineVolumeToCSI`.
 pub fn of_inline(
     kind: InTreeKind,
     fields: &Value,
@@ -178,7 +180,8 @@ fn managed_azure_disk(fields: &Value) -> Option<&str> {
     is_managed.then(|| text(fields, "diskURI"))
 }
 
-/// The handle of a share. Upstream: `TranslateInTreePVToCSI` of Azure File.
+/// Returns the handle of a share.
+/// Upstream: `TranslateInTreePVToCSI` of Azure File.
 fn azure_file(group: &str, fields: &Value, volume: &str, namespace: &str) -> String {
     let secret = text(fields, "secretName");
     // The account is part of the name that the in-tree plugin gave to its secrets.
@@ -193,8 +196,8 @@ fn azure_file(group: &str, fields: &Value, volume: &str, namespace: &str) -> Str
     format!("{group}#{account}#{share}#{volume}#{namespace}")
 }
 
-/// The handle of a disk, by the zones in the volume's labels. Upstream: `TranslateInTreePVToCSI` of
-/// GCE.
+/// Returns the handle of a disk, by the zones in the volume's labels.
+/// Upstream: `TranslateInTreePVToCSI` of GCE.
 fn gce_disk(disk: &str, volume: &PersistentVolume) -> Option<String> {
     let label = |name| volume.meta.labels.get(name).filter(|zones| !zones.is_empty());
     let zones = label("failure-domain.beta.kubernetes.io/zone")

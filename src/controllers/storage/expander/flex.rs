@@ -43,7 +43,7 @@ enum Step {
 }
 
 impl State {
-    /// What the live objects say about the expansion.
+    /// Reads what the live objects say about the expansion.
     fn read(claim: &Value, volume: &Value) -> State {
         let amount = |of: &Value, path: &str| {
             of.pointer(path).and_then(Value::as_str).and_then(|text| text.parse().ok())
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// What the control plane does next, by the progress that the claim's status shows.
+    /// Decides what the control plane does next, by the progress that the claim's status shows.
     fn next_step(&self) -> Step {
         let is_complete =
             self.has.compare(self.wanted).is_ge() && self.has.compare(self.volume).is_ge();
@@ -82,8 +82,9 @@ impl State {
     }
 }
 
-/// The patch of conditions: `new` is set if it is not true already, and the others are removed
-/// unless they are in `kept`. Upstream: `MergeResizeConditionOnPVC`.
+/// Returns the patch of conditions: `new` is set if it is not true already, and the others about an
+/// expansion are removed unless `keeps_others`.
+/// Upstream: `MergeResizeConditionOnPVC`.
 fn conditions_patch(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Value> {
     let known = claim.pointer("/status/conditions").and_then(Value::as_array);
     let known = known.map(Vec::as_slice).unwrap_or_default();
@@ -188,6 +189,7 @@ impl Expander {
         Ok(())
     }
 
+    /// Marks the claim, and its volume, so that the kubelet continues the expansion.
     /// Upstream: `markForPendingNodeExpansion`.
     async fn await_node(&self, live: Value, volume: &Value) -> Result<(), Error> {
         let message =
@@ -230,6 +232,7 @@ impl Expander {
         condition
     }
 
+    /// Patches a volume, with upstream's text of an error.
     async fn patch_volume(&self, volume: &Value, patch: Value) -> Result<(), Error> {
         let name = volume["metadata"]["name"].as_str().unwrap_or_default();
         let volumes = self.client.resource(&PersistentVolume::RESOURCE);

@@ -30,7 +30,7 @@ struct Expander {
     volumes: Lister<PersistentVolume>,
 }
 
-/// The controller `persistentvolume-expander-controller`.
+/// Sets up the controller `persistentvolume-expander-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let claims = c.lister::<PersistentVolumeClaim>();
     let volumes = c.lister::<PersistentVolume>();
@@ -76,7 +76,7 @@ enum Plan {
     Flex,
 }
 
-/// Who expands the volume.
+/// Decides who expands the volume.
 fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Plan {
     let asks = compare(claim.spec.storage, claim.status.capacity).is_gt();
     if !asks && !volume.meta.annotations.contains_key(PRE_RESIZE_CAPACITY) {
@@ -97,6 +97,8 @@ fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool
 }
 
 impl Expander {
+    /// Has the volume of a claim that asks for more storage expanded, by a driver or by this
+    /// controller.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let name = ObjectKey::cluster(&claim.spec.volume_name);
@@ -136,6 +138,7 @@ impl Expander {
         Ok(Next::Done)
     }
 
+    /// Writes the name of the CSI driver that expands the claim into its annotations.
     /// Upstream: `util.SetClaimResizer`.
     async fn set_resizer(&self, claim: &PersistentVolumeClaim, driver: &str) -> Result<(), Error> {
         let (meta, key) = (&claim.meta, claim.meta.key());

@@ -29,7 +29,7 @@ impl Conflict {
         format!("{}Conflict", self.property)
     }
 
-    /// The text does not name a pod of another namespace.
+    /// Returns the text about a conflict, which does not name a pod of another namespace.
     pub fn message(&self) -> String {
         let Conflict { property, pod, value, other, other_value } = self;
         const END: &str =
@@ -113,6 +113,7 @@ impl VolumeUses {
         conflicts
     }
 
+    /// Forgets the volumes that a pod uses.
     /// Upstream: `VolumeCache.DeletePod`.
     pub fn remove(&mut self, pod: &ObjectKey) {
         for name in self.pods.remove(pod).into_iter().flatten() {

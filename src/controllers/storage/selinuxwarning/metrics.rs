@@ -50,6 +50,7 @@ impl Collector for Conflicts {
         self.0.desc()
     }
 
+    /// Lists the conflicts of the running controller.
     fn collect(&self) -> Vec<MetricFamily> {
         self.0.reset();
         let controller = REPORTING.lock().upgrade();

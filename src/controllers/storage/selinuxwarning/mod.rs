@@ -27,7 +27,7 @@ const BY_CLAIM: Index<SelinuxPod> = Index::new("pod-pvc-index", |pod, emit| {
 const RECURSIVE: &str = "Recursive";
 const MOUNT_OPTION: &str = "MountOption";
 
-/// The controller `selinux-warning-controller`.
+/// Sets up the controller `selinux-warning-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     // Nothing else reads containers' mounts and contexts, so they are in a cache of their own.
     let pods = c.lister_of::<SelinuxPod>(Scope::all(SelinuxPod::RESOURCE));
@@ -184,6 +184,7 @@ impl SelinuxWarning {
         (!is_ephemeral && spec.plugin != Plugin::Flex).then_some(spec)
     }
 
+    /// Returns whether the volume can be mounted with an SELinux label.
     /// Upstream: `SupportsSELinuxContextMount`.
     fn supports_mount(&self, spec: &Spec) -> bool {
         self.mounts_labels

@@ -87,7 +87,7 @@ struct Groups<'a> {
 }
 
 impl<'a> Calculator<'a> {
-    /// The replicas for a usage of `target` percent of the pods' requests.
+    /// Computes the replicas for a usage of `target` percent of the pods' requests.
     /// Upstream: `GetResourceReplicas`.
     pub fn by_utilization(
         &self,
@@ -109,8 +109,9 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage, utilization: Some(percent) })
     }
 
-    /// The replicas for an average of `target` thousandths. `resource`: the resource, for metrics
-    /// of resources. Upstream: `calcPlainMetricReplicas`.
+    /// Computes the replicas for an average of `target` thousandths. `resource`: the resource, for
+    /// metrics of resources.
+    /// Upstream: `calcPlainMetricReplicas`.
     pub fn by_average(
         &self,
         mut metrics: PodMetrics,
@@ -130,8 +131,8 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage, utilization: None })
     }
 
-    /// The replicas that bring one value, in thousandths, to `target`. Upstream:
-    /// `GetObjectMetricReplicas`, `GetExternalMetricReplicas`.
+    /// Computes the replicas that bring one value, in thousandths, to `target`.
+    /// Upstream: `GetObjectMetricReplicas`, `GetExternalMetricReplicas`.
     pub fn by_value(&self, usage: i128, current: i32, target: i64) -> Result<Proposal, String> {
         let ratio = usage as f64 / target as f64;
         let replicas = match current {
@@ -191,7 +192,7 @@ impl<'a> Calculator<'a> {
         groups
     }
 
-    /// Whether the CPU usage is from the pod's start and does not count.
+    /// Returns whether the CPU usage is from the pod's start and does not count.
     fn is_starting(&self, pod: &Pod, metric: &PodMetric) -> bool {
         let (Some(_), Some(started)) = (pod.status.is_ready, pod.status.start_time) else {
             return true;
@@ -206,7 +207,8 @@ impl<'a> Calculator<'a> {
         is_false && started + self.startup.readiness_delay > since
     }
 
-    /// The request of each pod. Upstream: `calculateRequests`.
+    /// Returns the request of each pod.
+    /// Upstream: `calculateRequests`.
     fn requests(&self, container: &str, resource: &str) -> Result<HashMap<&'a str, i128>, String> {
         let of = |pod: &'a Arc<Pod>| {
             let as_a_whole = self.pod_level_resources
@@ -221,8 +223,9 @@ impl<'a> Calculator<'a> {
         self.pods.iter().map(of).collect()
     }
 
-    /// The number of replicas for `ratio`. Where pods have no metrics, or are unready while there
-    /// are too few, the ratio is `measure`d again with what they use at least or at most.
+    /// Decides on the number of replicas for `ratio`. Where pods have no metrics, or are unready
+    /// while there are too few, the ratio is `measure`d again with what they use at least or at
+    /// most.
     fn decide(
         &self,
         mut metrics: PodMetrics,
@@ -265,9 +268,9 @@ impl<'a> Calculator<'a> {
     }
 }
 
-/// The replicas for `target` thousandths each, and the average over the replicas that exist, or the
-/// whole `usage` where none does. `usage`: the sum of all. Upstream:
-/// `GetObjectPerPodMetricReplicas`, `GetExternalPerPodMetricReplicas`.
+/// Computes the replicas for `target` thousandths each, and the average over the replicas that
+/// exist, or the whole `usage` where none does. `usage`: the sum of all.
+/// Upstream: `GetObjectPerPodMetricReplicas`, `GetExternalPerPodMetricReplicas`.
 pub(super) fn by_share(
     usage: i128,
     replicas: Replicas,
@@ -303,8 +306,9 @@ fn runs_ready(pod: &Pod) -> bool {
     pod.status.phase == PodPhase::Running && pod.is_ready()
 }
 
-/// The ratio to the target, the utilization in percent, and the average in thousandths. Pods
-/// without a request do not count. Upstream: `GetResourceUtilizationRatio`.
+/// Computes the ratio to the target, the utilization in percent, and the average in thousandths.
+/// Pods without a request do not count.
+/// Upstream: `GetResourceUtilizationRatio`.
 fn utilization(
     metrics: &PodMetrics,
     requests: &HashMap<&str, i128>,
@@ -333,8 +337,9 @@ fn pod_level_request(pod: &Pod, resource: &str) -> Result<i128, String> {
         .ok_or_else(|| format!("missing pod-level request for {resource} in Pod {}", pod.meta.name))
 }
 
-/// The request of one container or, if it is not named, of all that run as long as the pod. In
-/// thousandths. Upstream: `calculatePodRequestsFromContainers`.
+/// Returns the request of one container or, if it is not named, of all that run as long as the pod.
+/// In thousandths.
+/// Upstream: `calculatePodRequestsFromContainers`.
 fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i128, String> {
     let shape = &pod.spec.shape;
     let containers = shape.containers.iter().map(|found| (&found.name, &found.requests));

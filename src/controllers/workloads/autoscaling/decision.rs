@@ -45,8 +45,8 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// The sizes between which `autoscaler` may scale its target, which has `current` replicas.
-    /// `is_enabled`: the gate `HPAScaleToZero`.
+    /// Computes the sizes between which `autoscaler` may scale its target, which has `current`
+    /// replicas. `is_enabled`: the gate `HPAScaleToZero`.
     pub fn new(autoscaler: &HorizontalPodAutoscaler, current: i32, is_enabled: bool) -> Scaling {
         let known = autoscaler.condition(SCALED_TO_ZERO);
         let needs_no_pods = |kind: &str| matches!(kind, "Object" | "External");
@@ -112,8 +112,8 @@ impl Reconcile<'_> {
         self.status.current_metrics = metrics;
     }
 
-    /// The highest proposal of the metrics' results, and its condition. A metric that cannot be
-    /// read might propose more than the others, so then there is no scaling down.
+    /// Returns the highest proposal of the metrics' results, and sets its condition. A metric that
+    /// cannot be read might propose more than the others, so then there is no scaling down.
     ///
     /// # Errors
     /// All failures in one line, with the statuses of the metrics: nothing may be proposed.
@@ -161,7 +161,8 @@ impl Reconcile<'_> {
         Ok(proposed)
     }
 
-    /// `proposed` counts only in the mode that follows the metrics.
+    /// Decides on the size of the target, and sets the conditions about that. `proposed` counts
+    /// only in the mode that follows the metrics.
     pub fn decide(
         &mut self,
         scaling: Scaling,

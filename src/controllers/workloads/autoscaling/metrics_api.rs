@@ -125,7 +125,8 @@ fn time(timestamp: Option<Timestamp>) -> Timestamp {
 }
 
 impl MetricsApi {
-    /// The usage of a resource by the selected pods. Upstream: `GetResourceMetric`.
+    /// Reads the usage of a resource by the selected pods.
+    /// Upstream: `GetResourceMetric`.
     pub async fn resource_metric(
         &self,
         resource: &str,
@@ -151,7 +152,8 @@ impl MetricsApi {
         Ok(found.items.into_iter().filter_map(metric).collect())
     }
 
-    /// A custom metric of the selected pods. Upstream: `GetRawMetric`.
+    /// Reads a custom metric of the selected pods.
+    /// Upstream: `GetRawMetric`.
     pub async fn pods_metric(
         &self,
         metric: &str,
@@ -179,7 +181,8 @@ impl MetricsApi {
         Ok(found.into_iter().map(metric).collect())
     }
 
-    /// A custom metric of one object, in thousandths. Upstream: `GetObjectMetric`.
+    /// Reads a custom metric of one object, in thousandths.
+    /// Upstream: `GetObjectMetric`.
     pub async fn object_metric(
         &self,
         metric: &str,
@@ -191,7 +194,8 @@ impl MetricsApi {
         found.map_err(|error| unable_to_fetch("custom", &error))
     }
 
-    /// [`Self::object_metric`], with the errors as the API server or the discovery has them.
+    /// Reads the metric for [`Self::object_metric`], with the errors as the API server or the
+    /// discovery has them.
     async fn fetch_object_metric(
         &self,
         metric: &str,
@@ -241,7 +245,8 @@ impl MetricsApi {
         }
     }
 
-    /// The values of an external metric, in thousandths. Upstream: `GetExternalMetric`.
+    /// Reads the values of an external metric, in thousandths.
+    /// Upstream: `GetExternalMetric`.
     pub async fn external_metric(
         &self,
         metric: &str,
@@ -261,7 +266,8 @@ impl MetricsApi {
         Ok(found.items.iter().map(|found| found.value.milli_value()).collect())
     }
 
-    /// `path`: what it adds to the path of the group version.
+    /// Reads custom metrics in the version that the server has. `path`: what it adds to the path of
+    /// the group version.
     async fn fetch_custom(
         &self,
         path: impl FnOnce(ApiPath) -> client::Result<ApiPath>,
@@ -274,6 +280,7 @@ impl MetricsApi {
         Ok(found.items)
     }
 
+    /// Returns the version of the custom metrics API, which is read at most once in a period.
     /// Upstream: `AvailableAPIsGetter`.
     async fn custom_version(&self) -> Result<&'static str, String> {
         let now = self.clock.monotonic();
@@ -296,7 +303,7 @@ impl MetricsApi {
         Ok(version)
     }
 
-    /// GET of a path, with selectors as parameters. `what`: names the resource in errors.
+    /// Sends a GET of a path, with selectors as parameters. `what`: names the resource in errors.
     async fn fetch<T: DeserializeOwned>(
         &self,
         path: client::Result<ApiPath>,
@@ -329,8 +336,9 @@ fn unable_to_fetch(api: &str, error: &str) -> String {
     format!("unable to fetch metrics from {api} metrics API: {error}")
 }
 
-/// An error in client-go's words, which are also its own for answers without a Status. `what`: the
-/// resource, and the name of the object; empty for a path. Upstream: `Request.transformResponse`.
+/// Returns the text of an error in client-go's words, which are also its own for answers without a
+/// Status. `what`: the resource, and the name of the object; empty for a path.
+/// Upstream: `Request.transformResponse`.
 pub(super) fn error_text(error: &Error, verb: &str, what: &str) -> String {
     let Some(Failure { code, body, status, .. }) = error.failure() else {
         return error.to_string();
@@ -347,6 +355,7 @@ pub(super) fn error_text(error: &Error, verb: &str, what: &str) -> String {
 /// Client-go's message for a body that is not a text.
 const UNKNOWN: &str = "unknown";
 
+/// Returns client-go's text for an answer without a Status, by its code.
 /// Upstream: `NewGenericServerResponse`.
 fn generic_response(code: u16, said: &str) -> String {
     let text = match code {

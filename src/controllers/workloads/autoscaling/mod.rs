@@ -32,7 +32,7 @@ use crate::controllers::{Controller, Next, QueuePolicy, SyncResult};
 use crate::events::Recorder;
 use crate::objects::{HorizontalPodAutoscaler, ObjectKey, Pod};
 
-/// The controller `horizontal-pod-autoscaler-controller`.
+/// Sets up the controller `horizontal-pod-autoscaler-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     monitor::register();
     let (autoscalers, pods) = (c.lister::<HorizontalPodAutoscaler>(), c.lister::<Pod>());
@@ -99,6 +99,7 @@ struct Settings {
 }
 
 impl Settings {
+    /// Reads the settings from the flags and the feature gates.
     fn new(c: &Controller) -> Settings {
         let o = c.options();
         Settings {
@@ -116,7 +117,8 @@ impl Settings {
         }
     }
 
-    /// The tolerances of `autoscaler`, where it has none the flag's. Upstream: `tolerancesForHpa`.
+    /// Returns the tolerances of `autoscaler`, where it has none the flag's.
+    /// Upstream: `tolerancesForHpa`.
     fn tolerances(&self, autoscaler: &HorizontalPodAutoscaler) -> Tolerances {
         let mut tolerances = Tolerances { up: self.tolerance, down: self.tolerance };
         if self.configurable_tolerance
@@ -149,6 +151,7 @@ struct Autoscaling {
 }
 
 impl Autoscaling {
+    /// Reconciles an autoscaler, and comes back after the period in any case.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(autoscaler) = self.autoscalers.get(&key) else {

@@ -101,7 +101,8 @@ impl History {
         }
     }
 
-    /// `window`: `--horizontal-pod-autoscaler-downscale-stabilization`.
+    /// Limits a recommendation by the recent ones, the rules of scaling and the bounds. `window`:
+    /// `--horizontal-pod-autoscaler-downscale-stabilization`.
     pub fn normalize(
         &mut self,
         bounds: ReplicaBounds,
@@ -188,6 +189,7 @@ impl History {
         }
     }
 
+    /// Limits a change by the policies of an autoscaler with behavior, and by the bounds.
     /// Upstream: `convertDesiredReplicasWithBehaviorRate`.
     fn limited(&self, bounds: ReplicaBounds, up: &Rules, down: &Rules, now: Duration) -> Limited {
         let ReplicaBounds { current, desired, min, max } = bounds;
@@ -219,6 +221,7 @@ impl History {
         current.saturating_sub(changes(&self.ups)).saturating_add(changes(&self.downs))
     }
 
+    /// Returns the most replicas to which the policies allow to scale up now.
     /// Upstream: `calculateScaleUpLimitWithScalingRules`.
     fn up_limit(&self, current: i32, rules: &Rules, now: Duration) -> i32 {
         let limit = |policy: &ScalingPolicy| {
@@ -238,6 +241,7 @@ impl History {
         .unwrap_or(current)
     }
 
+    /// Returns the least replicas to which the policies allow to scale down now.
     /// Upstream: `calculateScaleDownLimitWithBehaviors`.
     fn down_limit(&self, current: i32, rules: &Rules, now: Duration) -> i32 {
         let limit = |policy: &ScalingPolicy| {
@@ -258,7 +262,7 @@ impl History {
 }
 
 impl ReplicaBounds {
-    /// The limits of an autoscaler without behavior: at most twice as many, or four.
+    /// Limits a change of an autoscaler without behavior: at most twice as many, or four.
     /// Upstream: `convertDesiredReplicasWithRules`.
     fn limited(self) -> Limited {
         let ReplicaBounds { current, desired, min, max } = self;
@@ -306,8 +310,8 @@ impl Rules {
         Rules::with_defaults(rules, Duration::from_secs(window.as_secs()), || vec![policy()])
     }
 
-    /// `rules` with defaults: the stabilization `window`, and `default_policies` where there are no
-    /// policies.
+    /// Returns `rules` with defaults: the stabilization `window`, and `default_policies` where
+    /// there are no policies.
     fn with_defaults(
         rules: &ScalingRules,
         window: Duration,

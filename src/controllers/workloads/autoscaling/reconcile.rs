@@ -150,7 +150,8 @@ impl Autoscaling {
         log::info!("{}: rescaled from {from} to {desired}: {reason}", subject.reference);
     }
 
-    /// The event and the status of a target that could not be scaled; returns the whole error.
+    /// Records the event and the status of a target that could not be scaled; returns the whole
+    /// error.
     async fn fail_rescale(
         &self,
         subject: &mut Reconcile<'_>,
@@ -169,7 +170,7 @@ impl Autoscaling {
         format!("failed to rescale {}: {error}", subject.reference).into()
     }
 
-    /// The Scale of the target, and its resource: the first that has one.
+    /// Reads the Scale of the target, and returns it with its resource: the first that has one.
     ///
     /// # Errors
     /// The cause, as the status shows it, and the whole error.
@@ -209,7 +210,7 @@ impl Autoscaling {
         Err((cause, error.into()))
     }
 
-    /// The event and the status of a target whose Scale was not found; returns `error`.
+    /// Records the event and the status of a target whose Scale was not found; returns `error`.
     async fn fail_scale(
         &self,
         subject: &mut Reconcile<'_>,
@@ -225,7 +226,7 @@ impl Autoscaling {
         error
     }
 
-    /// The status and the event when no metric has a proposal; returns the whole error.
+    /// Records the status and the event when no metric has a proposal; returns the whole error.
     async fn fail_metrics(
         &self,
         subject: &mut Reconcile<'_>,
@@ -240,14 +241,15 @@ impl Autoscaling {
         format!("{doing} {}: {error}", subject.reference).into()
     }
 
-    /// The proposal of all metrics. Upstream: `computeReplicasForMetrics`.
+    /// Reads all metrics, and returns their proposal.
+    /// Upstream: `computeReplicasForMetrics`.
     async fn compute_proposal(
         &self,
         subject: &mut Reconcile<'_>,
         scale: &Scale,
     ) -> Result<Proposed, (String, Vec<Value>)> {
         let autoscaler = subject.autoscaler;
-        let (selector, pods) = match self.selected(subject.key, &scale.selector) {
+        let (selector, pods) = match self.select_pods(subject.key, &scale.selector) {
             Ok(selected) => selected,
             Err(refusal) => {
                 self.recorder.warning(autoscaler, refusal.event, &*refusal.error);
@@ -271,7 +273,7 @@ impl Autoscaling {
         subject.propose(results, scale.replicas, self.clock.now())
     }
 
-    /// The result of each metric of the spec, in its order.
+    /// Computes the result of each metric of the spec, in its order.
     async fn read_metrics(
         &self,
         autoscaler: &HorizontalPodAutoscaler,
@@ -297,9 +299,9 @@ impl Autoscaling {
         results
     }
 
-    /// The pods that a Scale selects, which no other autoscaler may select.
+    /// Returns the pods that a Scale selects, which no other autoscaler may select.
     /// Upstream: `validateAndParseSelector`.
-    fn selected(
+    fn select_pods(
         &self,
         key: &ObjectKey,
         text: &str,

@@ -44,7 +44,7 @@ impl ScaleToZero {
 }
 
 impl ScalingMode {
-    /// What decides the number of replicas of a target that has `current`.
+    /// Returns what decides the number of replicas of a target that has `current`.
     pub fn decide(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
             0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,

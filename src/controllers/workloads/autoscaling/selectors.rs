@@ -44,6 +44,7 @@ impl Index {
         keys.insert(key.clone());
     }
 
+    /// Removes `key` from where [`Self::add`] has filed it.
     fn remove(&mut self, key: &ObjectKey, selector: &Selector) {
         let Some((name, value)) = selector.required_label() else {
             self.without_required_label.remove(key);
@@ -112,7 +113,7 @@ impl Selectors {
         }
     }
 
-    /// The autoscalers of a namespace that select one of its `pods`, sorted.
+    /// Returns the autoscalers of a namespace that select one of its `pods`, sorted.
     pub fn selecting(&self, namespace: &str, pods: &[Arc<Pod>]) -> Vec<ObjectKey> {
         let state = self.0.lock();
         let Some(index) = state.index.get(namespace) else { return Vec::new() };

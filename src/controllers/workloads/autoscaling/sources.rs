@@ -64,7 +64,7 @@ const CONTAINER_RESOURCE: ResourceKind = ResourceKind {
     percent_name: "container resource utilization (percentage of request)",
 };
 
-/// The replicas that one metric of the spec proposes, by the source that its type names.
+/// Computes the replicas that one metric of the spec proposes, by the source that its type names.
 pub(super) async fn compute(
     api: &MetricsApi,
     spec: &MetricSpec,
@@ -111,6 +111,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
+    /// Computes the replicas for a metric of one object: a value, or an average for each replica.
     /// Upstream: `computeStatusForObjectMetric`.
     async fn compute_object(self, source: &MetricSource) -> Result<Computed, Failed> {
         let Target { namespace, replicas, .. } = self.target;
@@ -173,6 +174,7 @@ impl Source<'_> {
         }
     }
 
+    /// Computes the replicas for the average of a metric of the pods.
     /// Upstream: `computeStatusForPodsMetric`.
     async fn compute_pods(self, source: &MetricSource) -> Result<Computed, Failed> {
         let metric = &source.metric;
@@ -199,6 +201,7 @@ impl Source<'_> {
         })
     }
 
+    /// Computes the replicas for the usage of a resource by the pods, or by one container of each.
     /// Upstream: `computeStatusForResourceMetricGeneric`.
     async fn compute_resource(
         self,
@@ -262,6 +265,7 @@ impl Source<'_> {
         Ok(Computed { replicas: proposal.replicas, name, status })
     }
 
+    /// Computes the replicas for an external metric: a value, or an average for each replica.
     /// Upstream: `computeStatusForExternalMetric`.
     async fn compute_external(self, source: &MetricSource) -> Result<Computed, Failed> {
         let metric = &source.metric;

@@ -34,7 +34,7 @@ pub(super) fn set_condition(
     condition.observed_generation = observed_generation;
 }
 
-/// The status as a manager of 1.36 knows it.
+/// Returns the status as a manager of 1.36 knows it.
 pub(super) fn without_generations(
     status: &HorizontalPodAutoscalerStatus,
 ) -> HorizontalPodAutoscalerStatus {

@@ -29,6 +29,7 @@ struct Recent {
     missed: Missed,
 }
 
+/// Finds the most recent start that is due, and roughly how many were missed.
 /// Upstream: `mostRecentScheduleTime`.
 fn recent(
     cron_job: &CronJob,

@@ -35,7 +35,7 @@ metrics! {
         "[STABLE] Time between when a cronjob is scheduled to be run, and when the corresponding job is created";
 }
 
-/// The controller `cronjob-controller`.
+/// Sets up the controller `cronjob-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     register();
     let (cron_jobs, jobs) = (c.lister::<CronJob>(), c.lister::<Job>());
@@ -59,7 +59,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// How long until the next start of a CronJob whose schedule was changed.
+/// Returns how long it is until the next start of a CronJob whose schedule was changed.
 fn wait(cron_job: &CronJob, now: Timestamp, recorder: &Recorder) -> Option<Duration> {
     match parse_schedule(cron_job) {
         Ok(schedule) => Some(due::wait(cron_job, &schedule, now)),
@@ -123,6 +123,7 @@ impl Run {
 }
 
 impl CronJobs {
+    /// Removes old Jobs of a CronJob, starts the one that is due, and writes the status.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cron_job) = self.cron_jobs.get(&key) else { return Ok(Next::Done) };
         let mut jobs = self.jobs.in_namespace(&key.namespace);
@@ -151,7 +152,8 @@ impl CronJobs {
         }
     }
 
-    /// Whether the Job was deleted. Upstream: `deleteJob`.
+    /// Deletes a Job, and returns whether that succeeded.
+    /// Upstream: `deleteJob`.
     async fn delete(&self, run: &mut Run, job: &Job) -> bool {
         match self.client.delete::<Job>(&job.meta.key(), Delete::background()).await {
             Err(error) => {
@@ -168,6 +170,7 @@ impl CronJobs {
         }
     }
 
+    /// Updates the active list, and starts the Job that is due; returns when the next one is.
     /// Upstream: `syncCronJob`.
     async fn advance(&self, run: &mut Run, jobs: &[Arc<Job>]) -> SyncResult {
         let now = self.clock.now();
@@ -385,7 +388,7 @@ impl CronJobs {
     }
 }
 
-/// The Jobs that finished with `condition` and are too many, oldest first.
+/// Returns the Jobs that finished with `condition` and are too many, oldest first.
 fn surplus(jobs: &[Arc<Job>], condition: &str, limit: i32) -> Vec<Arc<Job>> {
     let finished = |job: &&Arc<Job>| job.finished().is_some_and(|it| it.r#type == *condition);
     let mut jobs: Vec<Arc<Job>> = jobs.iter().filter(finished).cloned().collect();
@@ -414,6 +417,7 @@ struct NewJob<'a> {
     spec: &'a Option<Box<RawValue>>,
 }
 
+/// Makes the Job of the start at `time` from the template.
 /// Upstream: `getJobFromTemplate2`.
 fn job_for<'a>(cron_job: &'a CronJob, name: &str, time: Timestamp) -> Result<NewJob<'a>, String> {
     let template = &cron_job.spec.job_template;
@@ -437,6 +441,7 @@ fn job_for<'a>(cron_job: &'a CronJob, name: &str, time: Timestamp) -> Result<New
     Ok(NewJob { api_version, kind: "Job", metadata, spec: &template.spec })
 }
 
+/// Returns the reference to a Job for the active list.
 /// Upstream: `ref.GetReference`.
 fn reference(job: &Job) -> ObjectReference {
     let meta = job.meta();

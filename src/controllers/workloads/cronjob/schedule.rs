@@ -65,7 +65,8 @@ const DAYS_OF_WEEK: Bounds =
 /// A schedule that is not due within this many years is never due.
 const HORIZON_YEARS: i16 = 5;
 
-/// The time zone of this name, as the API names them: case matters, and the empty name is UTC.
+/// Returns the time zone of this name, as the API names them: case matters, and the empty name is
+/// UTC.
 ///
 /// # Errors
 /// In upstream's words, which events carry.
@@ -136,7 +137,7 @@ impl Schedule {
         Ok(Schedule::Fields(Box::new(fields), zone))
     }
 
-    /// The first time after `time` at which the schedule is due.
+    /// Returns the first time after `time` at which the schedule is due.
     pub fn next(&self, time: Timestamp) -> Option<Timestamp> {
         let seconds = time.as_secs();
         match self {
@@ -182,6 +183,7 @@ impl Bounds {
         Ok(set)
     }
 
+    /// Parses `*`, a number or a range, with a step if there is one, to the set of its values.
     /// Upstream: `getRange`.
     fn range(&self, text: &str) -> Result<Set, String> {
         let (range, step) = match text.split('/').collect::<Vec<_>>()[..] {
@@ -236,7 +238,8 @@ impl Bounds {
     }
 }
 
-/// A number of digits only. Upstream: `mustParseInt`.
+/// Parses a number of digits only.
+/// Upstream: `mustParseInt`.
 fn parse_digits(text: &str) -> Result<u32, String> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
     if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -302,8 +305,8 @@ impl Fields {
         }
     }
 
-    /// The first due second, `from` or later. Each field is advanced until it matches; one that
-    /// starts again at its beginning takes the search back to the months.
+    /// Returns the first due second, `from` or later. Each field is advanced until it matches; one
+    /// that starts again at its beginning takes the search back to the months.
     /// Upstream: `SpecSchedule.Next`.
     fn next(&self, zone: &Zone<'_>, from: i64) -> Option<i64> {
         // A field such as `,` has no values: the search would try every minute for years.

@@ -34,7 +34,8 @@ pub(super) struct Fit {
 impl Fit {
     const NEVER: Fit = Fit { should_run: false, may_stay: false };
 
-    /// `comparison`: the gate TaintTolerationComparisonOperators.
+    /// Decides whether a pod of a set should run, and may stay, on a node. `comparison`: the gate
+    /// TaintTolerationComparisonOperators.
     pub fn new(node: &Node, placement: &Placement, comparison: bool) -> Fit {
         let name = &*node.meta.name;
         let elsewhere = !placement.node_name.is_empty() && placement.node_name != *name;
@@ -51,7 +52,8 @@ impl Fit {
     }
 }
 
-/// See [`tolerated`]; the last one is only for pods in the network of the host.
+/// Returns the tolerations that all pods of sets get, see [`tolerated`]; the last one is only for
+/// pods in the network of the host.
 fn added_tolerations(host_network: bool) -> &'static [Toleration] {
     static ALL: LazyLock<Vec<Toleration>> = LazyLock::new(|| {
         let exists = |(key, effect): (&str, &str)| Toleration {

@@ -29,8 +29,8 @@ pub(super) struct Plan {
     pub again: Option<Duration>,
 }
 
-/// `wait`: how long a failed pod on a node has to wait for its replacement; a call that gives zero
-/// counts as the replacement.
+/// Plans which pods of a set are created and deleted. `wait`: how long a failed pod on a node has
+/// to wait for its replacement; a call that gives zero counts as the replacement.
 pub(super) fn plan(
     sites: &[NodePods],
     input: &PlanInput<'_>,

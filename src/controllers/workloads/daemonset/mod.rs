@@ -71,6 +71,7 @@ impl PodOwner for DaemonSet {
     }
 }
 
+/// Sets up the controller `daemonset-controller`.
 /// Upstream: `NewDaemonSetsController`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();

@@ -43,9 +43,10 @@ impl DaemonSets {
         let wanted = made(0)?;
         let (mut current, mut old) = (Vec::new(), Vec::new());
         let found = owned_or_orphaned(&self.revisions, &set.meta);
-        let claimed = history::claimed::<DaemonSet>(&self.client, &set.meta, selector, found);
+        let claimed =
+            history::claim_revisions::<DaemonSet>(&self.client, &set.meta, selector, found);
         for revision in claimed.await? {
-            let revision = self.labelled(revision).await?;
+            let revision = self.ensure_label(revision).await?;
             match self.changed_revisions.is_equal(&set.meta, wanted.data(), &revision) {
                 true => current.push(revision),
                 false => old.push(revision),
@@ -65,8 +66,8 @@ impl DaemonSets {
         Ok(Revisions { hash: hash(&current).to_owned(), old })
     }
 
-    /// A revision of a manager that did not label them gets its name as label.
-    async fn labelled(
+    /// Adds the label with its name to a revision of a manager that did not label them.
+    async fn ensure_label(
         &self,
         revision: Arc<ControllerRevision>,
     ) -> Result<Arc<ControllerRevision>, Error> {
@@ -80,6 +81,7 @@ impl DaemonSets {
         Ok(Arc::new(self.client.patch(&key, &Patch::Merge(patch)).await?))
     }
 
+    /// Creates the revision of the set's template; a collision of names is counted, and an error.
     /// Upstream: `snapshot`.
     async fn create_revision(
         &self,

@@ -15,8 +15,9 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The limits of a set that wants `desired` pods. Both are rounded up; when both are zero, one
-    /// pod may be unavailable. Upstream: `updatedDesiredNodeCounts`.
+    /// Computes the limits of a set that wants `desired` pods. Both are rounded up; when both are
+    /// zero, one pod may be unavailable.
+    /// Upstream: `updatedDesiredNodeCounts`.
     pub fn new(strategy: &DaemonSetUpdateStrategy, desired: i32) -> Result<Limits, String> {
         let (mut max_surge, mut max_unavailable) = (0, 0);
         if is_rolling_update(strategy)
@@ -66,8 +67,9 @@ struct Pair<'a> {
 }
 
 impl Pair<'_> {
-    /// The pods of one node by version; `None` with two of one version, which
-    /// [`manage`](super::manage) deletes. Upstream: `findUpdatedPodsOnNode`.
+    /// Sorts the pods of one node by version; `None` with two of one version, which
+    /// [`manage`](super::manage) deletes.
+    /// Upstream: `findUpdatedPodsOnNode`.
     fn on_node<'a>(pods: &'a [Arc<Pod>], version: &Version<'_>) -> Option<Pair<'a>> {
         let mut pair = Pair { new: None, old: None };
         for pod in pods.iter().filter(|pod| !pod.meta.is_being_deleted()) {

@@ -35,7 +35,7 @@ impl Counts {
         counts
     }
 
-    /// `status` with these counts, and the generation if it was acted on.
+    /// Returns `status` with these counts, and the generation if it was acted on.
     pub fn put_into(self, status: &DaemonSetStatus, generation: Option<i64>) -> DaemonSetStatus {
         let unless_zero = |count: i32| (count != 0).then_some(count);
         DaemonSetStatus {

@@ -61,6 +61,7 @@ impl Work {
 }
 
 impl DaemonSets {
+    /// Creates, deletes and updates the pods of a set, and writes its status.
     /// Upstream: `syncDaemonSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
@@ -188,7 +189,7 @@ impl DaemonSets {
         self.backoff.lock().wait(key, self.clock.monotonic())
     }
 
-    /// The event about an ended pod that is deleted so that another takes its place.
+    /// Records the event about an ended pod that is deleted so that another takes its place.
     fn report_end(&self, set: &DaemonSet, pod: &Pod, node: &str) {
         let key = pod.meta.key();
         if pod.status.phase == PodPhase::Failed {
@@ -232,7 +233,8 @@ impl DaemonSets {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
-    /// The pod of the current version, without a node yet. Upstream: `CreatePodTemplate`.
+    /// Makes the pod of the current version, without a node yet.
+    /// Upstream: `CreatePodTemplate`.
     fn new_pod(&self, work: &Work) -> Result<NewPod, Error> {
         let (set, Version { hash, generation }) = (&work.set, work.version());
         let mut pod = NewPod::new::<DaemonSet>(&set.meta, &set.spec.template)?;

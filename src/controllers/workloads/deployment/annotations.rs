@@ -49,7 +49,8 @@ pub(super) fn max_revision(revisions: impl IntoIterator<Item = i64>) -> i64 {
     revisions.into_iter().fold(0, i64::max)
 }
 
-/// The second highest; 0 of fewer than two. Upstream: `LastRevision`.
+/// Returns the second highest revision; 0 of fewer than two.
+/// Upstream: `LastRevision`.
 pub(super) fn last_revision(revisions: impl IntoIterator<Item = i64>) -> i64 {
     let (mut highest, mut second) = (0, 0);
     for revision in revisions {
@@ -76,9 +77,10 @@ pub(super) fn sizes(desired: i32, max: i32) -> [(&'static str, String); 2] {
     [(DESIRED_REPLICAS, desired.to_string()), (MAX_REPLICAS, max.to_string())]
 }
 
-/// The annotations of the newest ReplicaSet, which now are `current`: those of its Deployment
-/// copied, the revision raised to `new_revision`, the one it had kept in the history. `None`:
-/// nothing to write. Upstream: `SetNewReplicaSetAnnotations`.
+/// Returns the annotations of the newest ReplicaSet, which now are `current`: those of its
+/// Deployment copied, the revision raised to `new_revision`, the one it had kept in the history.
+/// `None`: nothing to write.
+/// Upstream: `SetNewReplicaSetAnnotations`.
 pub(super) fn of_newest(
     deployment: &Labels,
     current: &Annotations,
@@ -111,8 +113,8 @@ pub(super) fn copied(deployment: &Labels, current: &Annotations) -> Annotations 
     next
 }
 
-/// `history` with `revision` at its end and the oldest dropped as it gets too long. `None`: no room
-/// even so.
+/// Returns `history` with `revision` at its end and the oldest dropped as it gets too long. `None`:
+/// no room even so.
 fn appended(history: Option<&String>, revision: &str) -> Option<String> {
     let history = history.map_or("", String::as_str);
     let mut kept: Vec<&str> = history.split(',').collect();

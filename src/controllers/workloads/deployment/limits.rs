@@ -14,8 +14,8 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// Both 0 unless the strategy is `RollingUpdate`. A value that validation would refuse counts
-    /// as 0. Upstream: `MaxSurge`, `MaxUnavailable`.
+    /// Computes the limits of a rollout: both 0 unless the strategy is `RollingUpdate`. A value
+    /// that validation would refuse counts as 0. Upstream: `MaxSurge`, `MaxUnavailable`.
     pub fn new(deployment: &Deployment) -> Limits {
         if !is_rolling_update(deployment) {
             return Limits::default();

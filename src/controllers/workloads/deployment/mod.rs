@@ -34,7 +34,7 @@ use sets::Owned;
 /// Upstream: `maxRetries`: 5 ms to 82 s.
 const MAX_RETRIES: u32 = 15;
 
-/// The controller `deployment-controller`.
+/// Sets up the controller `deployment-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (deployments, replica_sets) = (c.lister::<Deployment>(), c.lister::<ReplicaSet>());
     let pods = c.lister::<Pod>();
@@ -87,6 +87,7 @@ impl DeploymentController {
         }
     }
 
+    /// Brings a Deployment one step on: by its scale, a rollback, or its strategy.
     /// Upstream: `syncDeployment`.
     async fn sync_deployment(&self, key: &ObjectKey) -> SyncResult {
         let Some(cached) = self.deployments.get(key) else {
@@ -121,7 +122,8 @@ impl DeploymentController {
         }
     }
 
-    /// An empty selector would select all pods: only an event, and the observed generation.
+    /// Reports an empty selector, which would select all pods, by an event, and writes the observed
+    /// generation; nothing else is done.
     async fn refuse_to_select_all(&self, deployment: &mut Deployment) -> SyncResult {
         self.recorder.warning(
             deployment,
@@ -136,8 +138,8 @@ impl DeploymentController {
         Ok(Next::Done)
     }
 
-    /// The ReplicaSets that `deployment` owns, after adopting orphans and releasing those that no
-    /// longer match.
+    /// Returns the ReplicaSets that `deployment` owns, after adopting orphans and releasing those
+    /// that no longer match.
     /// Upstream: `getReplicaSetsForDeployment`.
     async fn claim(&self, deployment: &Deployment) -> Result<Owned, Error> {
         let meta = &deployment.meta;

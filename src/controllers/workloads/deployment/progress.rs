@@ -27,8 +27,8 @@ impl DeploymentController {
     }
 }
 
-/// The next status, with the conditions Progressing and ReplicaFailure. Upstream:
-/// `syncRolloutStatus`.
+/// Computes the next status, with the conditions Progressing and ReplicaFailure.
+/// Upstream: `syncRolloutStatus`.
 fn rollout_status(
     sets: &Sets,
     deployment: &Deployment,
@@ -100,7 +100,8 @@ fn replica_failure(sets: &Sets) -> Option<Condition> {
     failures.next().map(status::from_replica_set)
 }
 
-/// When a Deployment without progress has to be checked again. Upstream: `requeueStuckDeployment`.
+/// Returns when a Deployment without progress has to be checked again.
+/// Upstream: `requeueStuckDeployment`.
 fn next_check(deployment: &Deployment, next: &DeploymentStatus, now: Timestamp) -> Next {
     let current = status::find_condition(&deployment.status, PROGRESSING);
     let (Some(deadline), Some(current)) = (status::progress_deadline(deployment), current) else {

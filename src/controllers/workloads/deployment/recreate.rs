@@ -11,8 +11,8 @@ use crate::controllers::workloads::ref_manager::{owned, owned_pods};
 use crate::controllers::{Error, SyncResult, keys};
 use crate::objects::{Deployment, ObjectKey, Pod, ReplicaSet};
 
-/// The deletion of the last pod queues a Deployment that recreates: it waits for that.
-/// Upstream: `deletePod`.
+/// Returns the mapper of pods: the deletion of the last pod queues a Deployment that recreates,
+/// which waits for that. Upstream: `deletePod`.
 pub(super) fn by_last_pod(
     deployments: Lister<Deployment>,
     replica_sets: Lister<ReplicaSet>,
@@ -36,6 +36,7 @@ pub(super) fn by_last_pod(
 }
 
 impl DeploymentController {
+    /// Takes the next step of a rollout that deletes all old pods before it creates new ones.
     /// Upstream: `rolloutRecreate`.
     pub(super) async fn recreate(
         &self,

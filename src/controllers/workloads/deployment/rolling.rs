@@ -9,7 +9,8 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet};
 
 impl DeploymentController {
-    /// One step up, or one step down. Upstream: `rolloutRolling`.
+    /// Takes one step of a rolling update: up, or else down.
+    /// Upstream: `rolloutRolling`.
     pub(super) async fn roll(&self, deployment: &mut Deployment, owned: &mut Owned) -> SyncResult {
         let sets = self.sync_sets_with_new(deployment, owned).await?;
         let Some(new) = sets.new.clone() else {
@@ -40,7 +41,9 @@ impl DeploymentController {
         Err(failure)
     }
 
-    /// Whether it was scaled. Upstream: `reconcileNewReplicaSet`.
+    /// Scales the new ReplicaSet to the wanted size, as far as the surge allows, and returns
+    /// whether it was scaled.
+    /// Upstream: `reconcileNewReplicaSet`.
     async fn grow_new(
         &self,
         deployment: &Deployment,

@@ -16,8 +16,8 @@ pub(super) fn to_add(desired: i32, most: i32, total: i32) -> i32 {
     allowed.saturating_sub(total)
 }
 
-/// The new sizes, in the order of `shares`: each in proportion to its own, the remainder to
-/// the first. `status_replicas`: the Deployment's, for shares that never noted `max_before`.
+/// Computes the new sizes, in the order of `shares`: each in proportion to its own, the remainder
+/// to the first. `status_replicas`: the Deployment's, for shares that never noted `max_before`.
 /// Upstream: `scale`, `GetReplicaSetProportion`.
 pub(super) fn proportional(
     shares: &[Share],
@@ -45,7 +45,7 @@ pub(super) fn proportional(
     sizes
 }
 
-/// What one ReplicaSet changes by so that its part of the whole stays the same.
+/// Returns what one ReplicaSet changes by so that its part of the whole stays the same.
 fn fraction(share: Share, desired: i32, most: i32, status_replicas: i32) -> i32 {
     if desired == 0 {
         return -share.replicas;
@@ -93,9 +93,10 @@ pub(super) struct Shrink {
     pub scaled: bool,
 }
 
-/// First old pods that are not available go: they only hold up the rollout. Then others, as far as
-/// at least `min_available` stay. Pods of the new ReplicaSet that are not available yet cost no old
-/// ones. `old`: those that should have pods, oldest first. Upstream: `reconcileOldReplicaSets`.
+/// Plans how old ReplicaSets shrink. First old pods that are not available go: they only hold up
+/// the rollout. Then others, as far as at least `min_available` stay. Pods of the new ReplicaSet
+/// that are not available yet cost no old ones. `old`: those that should have pods, oldest first.
+/// Upstream: `reconcileOldReplicaSets`.
 pub(super) fn shrink(old: &[PodCounts], new: PodCounts, min_available: i32) -> Shrink {
     let sizes = old.iter().map(|set| set.replicas);
     let total = sizes.fold(new.replicas, i32::saturating_add);

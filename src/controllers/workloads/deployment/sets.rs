@@ -63,8 +63,9 @@ impl Sets {
         self.active().any(|set| noted(set).is_some_and(|noted| noted != desired))
     }
 
-    /// The one to scale when there is no rollout to share among several: the only active one, or
-    /// with none active the newest. Upstream: `FindActiveOrLatest`.
+    /// Returns the one to scale when there is no rollout to share among several: the only active
+    /// one, or with none active the newest.
+    /// Upstream: `FindActiveOrLatest`.
     pub fn active_or_latest(&self) -> Option<&Arc<ReplicaSet>> {
         let mut active = self.active();
         match (active.next(), active.next()) {
@@ -123,8 +124,9 @@ fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
     placed.into_iter().map(|(_, set)| set).collect()
 }
 
-/// The old ReplicaSets to delete so that `limit` stay: lowest revision first, and none that has
-/// pods, may get some, or is going anyway. Upstream: `cleanupDeployment`.
+/// Returns the old ReplicaSets to delete so that `limit` stay: lowest revision first, and none that
+/// has pods, may get some, or is going anyway.
+/// Upstream: `cleanupDeployment`.
 pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<ReplicaSet>> {
     let mut staying: Vec<_> = old.iter().filter(|set| !set.meta.is_being_deleted()).collect();
     let surplus = staying.len().saturating_sub(usize::try_from(limit).unwrap_or(0));

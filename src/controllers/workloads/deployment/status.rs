@@ -19,6 +19,7 @@ pub(super) const TIMED_OUT: &str = "ProgressDeadlineExceeded";
 pub(super) const PAUSED: &str = "DeploymentPaused";
 pub(super) const RESUMED: &str = "DeploymentResumed";
 
+/// Makes a condition that changes now.
 /// Upstream: `NewDeploymentCondition`.
 pub(super) fn condition(
     kind: &str,
@@ -74,7 +75,8 @@ pub(super) fn from_replica_set(condition: &Condition) -> Condition {
     Condition { last_update_time: condition.last_transition_time, ..condition.clone() }
 }
 
-/// The counts, and whether enough pods are available; other conditions are carried over.
+/// Computes the status: the counts, and whether enough pods are available; other conditions are
+/// carried over.
 /// Upstream: `calculateStatus`.
 pub(super) fn calculate(
     sets: &Sets,
@@ -121,7 +123,7 @@ fn terminating(sets: &Sets) -> Option<i32> {
     known.try_fold(0i32, |sum, count| Some(sum.saturating_add(count?)))
 }
 
-/// The status as the API would return it: what is zero or empty is absent.
+/// Returns the status as the API would return it: what is zero or empty is absent.
 pub(super) fn without_defaults(mut status: DeploymentStatus) -> DeploymentStatus {
     for count in [
         &mut status.replicas,

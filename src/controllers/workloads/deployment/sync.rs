@@ -95,7 +95,8 @@ impl DeploymentController {
         Ok(sets)
     }
 
-    /// As [`Self::sync_sets`]; `new` is there, made if need be. Upstream: `getNewReplicaSet`.
+    /// Returns the ReplicaSets as [`Self::sync_sets`] does, with `new`, which is created if it is
+    /// missing. Upstream: `getNewReplicaSet`.
     pub(super) async fn sync_sets_with_new(
         &self,
         deployment: &mut Deployment,
@@ -143,7 +144,7 @@ impl DeploymentController {
                 Arc::new(created)
             }
             Err(error) if error.is_already_exists() => {
-                let found = self.found_instead(deployment, &name, error).await?;
+                let found = self.handle_existing_name(deployment, &name, error).await?;
                 if set_revision(deployment, &revision.to_string()) {
                     self.write_status(deployment).await?;
                 }
@@ -191,9 +192,10 @@ impl DeploymentController {
         }
     }
 
-    /// There is a ReplicaSet of that name: ours, made before this cache knew of it, or another
-    /// whose template has the same hash. Then the next sync tries another name.
-    async fn found_instead(
+    /// Handles that a ReplicaSet has the new one's name already: it is ours, made before this cache
+    /// knew of it, or another whose template has the same hash. Then the next sync tries another
+    /// name.
+    async fn handle_existing_name(
         &self,
         deployment: &mut Deployment,
         name: &str,
@@ -219,7 +221,8 @@ impl DeploymentController {
         Err(error.into())
     }
 
-    /// The condition and the event of a ReplicaSet that could not be created; returns the error.
+    /// Records the condition and the event of a ReplicaSet that could not be created; returns the
+    /// error.
     async fn report_failed_create(
         &self,
         deployment: &mut Deployment,
@@ -238,6 +241,7 @@ impl DeploymentController {
         error.into()
     }
 
+    /// Scales the ReplicaSets to the Deployment's size, several of a rollout in proportion.
     /// Upstream: `scale`.
     async fn scale(&self, deployment: &Deployment, sets: &Sets) -> Result<(), Error> {
         let desired = deployment.replicas();
@@ -333,7 +337,7 @@ impl DeploymentController {
         Ok(())
     }
 
-    /// A merge patch that holds only if `set` is still the newest version.
+    /// Sends a merge patch that holds only if `set` is still the newest version.
     async fn patch_replica_set(
         &self,
         deployment: &Deployment,
@@ -371,7 +375,7 @@ impl DeploymentController {
     }
 }
 
-/// The reason and message to write when a pause, or its end, is not noted yet.
+/// Returns the reason and message to write when a pause, or its end, is not noted yet.
 fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static str)> {
     status::progress_deadline(deployment)?;
     let reason = status::find_condition(&deployment.status, PROGRESSING)
@@ -403,7 +407,7 @@ fn set_revision(deployment: &mut Deployment, revision: &str) -> bool {
     true
 }
 
-/// What has to change on the new ReplicaSet when it is there already.
+/// Returns what has to change on the new ReplicaSet when it is there already.
 fn newest_patch(deployment: &Deployment, new: &ReplicaSet, revision: i64) -> Option<Value> {
     let current = annotations::to_map(&new.meta.annotations);
     let next = annotations::of_newest(&deployment.meta.annotations, &current, revision);
@@ -421,7 +425,7 @@ fn newest_patch(deployment: &Deployment, new: &ReplicaSet, revision: i64) -> Opt
     Some(patch)
 }
 
-/// The ReplicaSet of the Deployment's template, made from the template's own JSON.
+/// Makes the ReplicaSet of the Deployment's template, from the template's own JSON.
 fn new_replica_set(
     deployment: &Deployment,
     name: &str,

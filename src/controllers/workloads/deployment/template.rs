@@ -124,7 +124,7 @@ fn normalize_value(value: &mut Value, key: &str) {
     }
 }
 
-/// A quantity as its amount, so that `1Gi` equals `1073741824`; anything else as it is.
+/// Returns a quantity as its amount, so that `1Gi` equals `1073741824`; anything else as it is.
 fn normalize_quantity(quantity: &Value) -> Value {
     let amount = match quantity {
         Value::String(text) => text.parse::<Quantity>().ok(),

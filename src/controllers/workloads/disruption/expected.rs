@@ -59,7 +59,7 @@ impl Demand<'_> {
         }
     }
 
-    /// How many of `expected` pods must be healthy.
+    /// Returns how many of `expected` pods must be healthy.
     fn desired(&self, expected: i32) -> Result<i32, String> {
         match self {
             Demand::Count(count) => Ok(*count),
@@ -73,6 +73,7 @@ impl Demand<'_> {
 }
 
 impl Disruption {
+    /// Computes how many pods a budget expects, and how many of them must be healthy.
     /// Upstream: `getExpectedPodCount`.
     pub(super) async fn expected(
         &self,
@@ -89,9 +90,10 @@ impl Disruption {
         Ok(Expected { count, desired, has_unmanaged })
     }
 
-    /// The sum of the replicas of all controllers of `pods`, and whether some pods have none. A
-    /// controller without a scale is an error unless all its pods have finished, as those of a Job:
-    /// no eviction can disrupt them. Upstream: `getExpectedScale`, where it always is.
+    /// Returns the sum of the replicas of all controllers of `pods`, and whether some pods have
+    /// none. A controller without a scale is an error unless all its pods have finished, as those
+    /// of a Job: no eviction can disrupt them.
+    /// Upstream: `getExpectedScale`, where it always is.
     async fn expected_scale(&self, pods: &[Arc<Pod>]) -> Result<(i32, bool), Error> {
         let mut scales: HashMap<Uid, i32> = HashMap::new();
         let (mut seen_owners, mut has_unmanaged) = (HashSet::new(), false);
@@ -118,9 +120,10 @@ impl Disruption {
         Ok((sum, has_unmanaged))
     }
 
-    /// The controller that decides on the number of pods, which may be the controller of `owner`,
-    /// and that number. The caches answer for the built-in kinds, Scales for the others. A
-    /// DaemonSet has no Scale: it wants a pod for each of its nodes. Upstream: `finders`.
+    /// Returns the controller that decides on the number of pods, which may be the controller of
+    /// `owner`, and that number. The caches answer for the built-in kinds, Scales for the others. A
+    /// DaemonSet has no Scale: it wants a pod for each of its nodes.
+    /// Upstream: `finders`.
     async fn scale_of(&self, namespace: &str, owner: &OwnerReference) -> Result<Scale, Error> {
         let cached = match (owner.group(), owner.kind.as_str()) {
             ("", "ReplicationController") => {
@@ -144,7 +147,8 @@ impl Disruption {
         }
     }
 
-    /// The scale of the Deployment that controls a ReplicaSet; without one, the ReplicaSet's own.
+    /// Returns the scale of the Deployment that controls a ReplicaSet; without one, the
+    /// ReplicaSet's own.
     fn of_replica_set(&self, namespace: &str, owner: &OwnerReference) -> Option<(Uid, i32)> {
         let set = keys::resolve(&self.sets, namespace, owner)?;
         match set.meta.controller().filter(|controller| controller.kind == "Deployment") {
@@ -168,6 +172,7 @@ fn replicas<O: Object + Resource>(
     Some((found.meta().uid.clone(), replicas(&found).unwrap_or(1)))
 }
 
+/// Reads the Scale of a controller of any kind from the API server.
 /// Upstream: `getScaleController`.
 async fn by_scale(
     scales: &Scales,

@@ -27,7 +27,7 @@ const TICK: Duration = Duration::from_millis(1);
 /// The delay before the next sync of a budget whose pods or scales could not be read.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// The controller `disruption-controller`.
+/// Sets up the controller `disruption-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let (budgets, pods) = (c.lister::<PodDisruptionBudget>(), c.lister::<Pod>());
     let daemon_sets = c.lister::<DaemonSet>();
@@ -126,6 +126,7 @@ impl Disruption {
         queue.add(first.meta.key());
     }
 
+    /// Updates the status of a budget; if that fails, writes a status that allows no eviction.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(budget) = self.budgets.get(&key) else { return Ok(Next::Done) };
         let error = match self.try_sync(&budget).await {
@@ -145,6 +146,7 @@ impl Disruption {
         Ok(if error.may_pass() { Next::After(RETRY) } else { Next::Done })
     }
 
+    /// Computes the status of a budget from its pods, and writes it.
     /// Upstream: `trySync`.
     async fn try_sync(&self, budget: &PodDisruptionBudget) -> SyncResult {
         let pods = self.pods_of(budget).inspect_err(|error| {

@@ -29,6 +29,8 @@ impl Stale {
         stale_after(pod, self.clock.now())
     }
 
+    /// Clears the condition DisruptionTarget of a pod that was not deleted, or waits until it is
+    /// stale.
     pub async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         let now = self.clock.now();
@@ -45,8 +47,9 @@ impl Stale {
     }
 }
 
-/// When the condition of a pod becomes stale; `None`: never. The kubelet may set it a long time
-/// before the pod is deleted. Upstream: `nonTerminatingPodHasStaleDisruptionCondition`.
+/// Returns when the condition of a pod becomes stale; `None` if never. The kubelet may set it a
+/// long time before the pod is deleted.
+/// Upstream: `nonTerminatingPodHasStaleDisruptionCondition`.
 fn stale_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let condition = pod.status.condition("DisruptionTarget")?;
     let may_be_stale = condition.is_true()
@@ -58,7 +61,7 @@ fn stale_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
     may_be_stale.then(|| deadline.duration_since(now))
 }
 
-/// The patch that sets the condition to False, if the pod is still at this version.
+/// Returns the patch that sets the condition to False, if the pod is still at this version.
 fn clear_patch(pod: &Pod, now: Timestamp) -> Value {
     let mut condition = json!({
         "type": "DisruptionTarget", "status": "False", "reason": null, "message": null,

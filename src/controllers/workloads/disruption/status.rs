@@ -30,7 +30,8 @@ fn deadline(allowed: Option<Timestamp>) -> Timestamp {
     allowed.unwrap_or(Timestamp::from_secs(0)) + DELETION_TIMEOUT
 }
 
-/// Which of the disrupted pods still wait for their deletion. Upstream: `buildDisruptedPodMap`.
+/// Sorts the disrupted pods: which still wait for their deletion, and which are overdue.
+/// Upstream: `buildDisruptedPodMap`.
 pub(super) fn disrupted(pods: &[Arc<Pod>], known: &DisruptedPods, now: Timestamp) -> Disrupted {
     let mut disrupted = Disrupted::default();
     for pod in pods.iter().filter(|pod| !pod.meta.is_being_deleted()) {
@@ -64,6 +65,7 @@ pub(super) struct Counts {
     pub expected: i32,
 }
 
+/// Computes the status from the counts; a condition that says the same stays as it is.
 /// Upstream: `updatePdbStatus`.
 pub(super) fn calculate(
     old: &PodDisruptionBudgetStatus,
@@ -128,6 +130,7 @@ pub(super) fn failed(
     status
 }
 
+/// Sets the condition DisruptionAllowed; its time moves when its status does.
 /// Upstream: `meta.SetStatusCondition`.
 fn set_condition(
     conditions: &mut Vec<BudgetCondition>,

@@ -22,7 +22,8 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// The record after pods are seen finished for the first time. Upstream: `newBackoffRecord`.
+    /// Returns the record after pods are seen finished for the first time.
+    /// Upstream: `newBackoffRecord`.
     pub fn with_finished(self, spec: &JobSpec, finished: &FinishedPods) -> Failures {
         let FinishedPods { succeeded, failed } = finished;
         // A success starts the count again.
@@ -53,8 +54,8 @@ impl Failures {
 pub struct BackoffStore(Mutex<HashMap<ObjectKey, Failures>>);
 
 impl BackoffStore {
-    /// The failures of the Job `key`. Those before the start of this manager are found by the pods
-    /// that are still there.
+    /// Returns the failures of the Job `key`. Those before the start of this manager are found by
+    /// the pods that are still there.
     pub fn failures(
         &self,
         key: &ObjectKey,
@@ -102,6 +103,7 @@ fn delays_successor(spec: &JobSpec, failed: &Pod) -> bool {
         || existed().is_none_or(|time| time < FIRST)
 }
 
+/// Returns how long the next pod has to wait after this number of failures.
 /// Upstream: `getRemainingTimeForFailuresCount`.
 fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
     if failures == 0 {
@@ -114,7 +116,8 @@ fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
     (period + last.duration_since(now)).saturating_sub(now.duration_since(last))
 }
 
-/// The best known time at which a pod finished. Upstream: `getFinishedTime`.
+/// Returns the best known time at which a pod finished.
+/// Upstream: `getFinishedTime`.
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
     if let Some(rare) = pod.rare_status()
         && let Some(containers_finished) = rare.finished_at

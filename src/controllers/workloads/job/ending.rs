@@ -7,7 +7,7 @@ use crate::objects::{JobCondition, JobSpec, JobStatus, Pod, PodPhase, Timestamp}
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The condition with which the Job of `state` ends for a reason other than the number of
+/// Returns the condition with which the Job of `state` ends for a reason other than the number of
 /// completions. The first that applies counts: an earlier decision, failures, the success policy.
 pub fn decide(state: &SyncState, now: Timestamp) -> Option<JobCondition> {
     let (spec, status) = (state.spec(), &state.status);
@@ -90,7 +90,8 @@ fn job_failure(spec: &JobSpec, pods: &[Arc<Pod>]) -> Option<String> {
     })
 }
 
-/// Whether containers were restarted in place too often. Upstream: `pastBackoffLimitOnFailure`.
+/// Returns whether containers were restarted in place too often.
+/// Upstream: `pastBackoffLimitOnFailure`.
 fn restarts_exceed(spec: &JobSpec, limit: i32, pods: &[Arc<Pod>]) -> bool {
     if !spec.restarts_containers {
         return false;

@@ -19,7 +19,7 @@ struct Interval {
 }
 
 impl Indexes {
-    /// The indexes of a text that are below `completions`. Malformed parts are ignored.
+    /// Parses the indexes of a text that are below `completions`. Malformed parts are ignored.
     /// Upstream: `parseIndexesFromString`.
     pub fn parse(text: &str, completions: i32) -> Indexes {
         let mut all = Indexes::default();
@@ -85,7 +85,7 @@ impl Indexes {
         self.0.get(at).is_some_and(|interval| interval.first <= index)
     }
 
-    /// The number of indexes that are in both.
+    /// Returns the number of indexes that are in both.
     pub fn overlap(&self, other: &Indexes) -> usize {
         let (mut mine, mut theirs) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut count = 0;
@@ -104,7 +104,7 @@ impl Indexes {
         count
     }
 
-    /// The first `count` indexes below `completions` that are not in here.
+    /// Returns the first `count` indexes below `completions` that are not in here.
     pub fn gaps(&self, count: usize, completions: i32) -> Vec<i32> {
         let mut gaps = Vec::new();
         let mut candidate = 0;

@@ -246,7 +246,7 @@ fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
     deleted
 }
 
-/// The parts that all new pods of a Job share.
+/// Makes the parts that all new pods of a Job share.
 fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
     let mut pod = NewPod::new::<Job>(&job.meta, &job.spec.template)?;
     pod.metadata.add_finalizer(TRACKING);
@@ -260,7 +260,7 @@ fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
     Ok(pod)
 }
 
-/// `base` with the index of `wanted`, and the failures of that index.
+/// Returns `base` with the index of `wanted`, and the failures of that index.
 fn pod_for(base: &NewPod, job: &Job, wanted: &Wanted) -> Result<NewPod, Error> {
     let mut pod = base.clone();
     let Some(index) = wanted.index else { return Ok(pod) };
@@ -285,6 +285,7 @@ fn name_prefix(job: &str, index: i32) -> String {
     format!("{}{end}", job.get(..room).unwrap_or(job))
 }
 
+/// Counts created pods by the reason for which they were needed.
 /// Upstream: `recordJobPodsCreationTotal`.
 fn record_creations(state: &SyncState, created: usize, failed: usize) {
     let policy = &state.spec().pod_replacement_policy;

@@ -92,6 +92,7 @@ pub fn count_actions(actions: &BTreeMap<&'static str, u64>) {
     }
 }
 
+/// Counts terminated pods that get or lose the finalizer.
 /// Upstream: `recordFinishedPodWithTrackingFinalizer`.
 pub fn count_tracked(change: &Change<'_, Pod>) {
     let holds = |pod: &Pod| pod.is_terminal() && pod.meta.has_finalizer(TRACKING);

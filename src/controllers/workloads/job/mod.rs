@@ -119,7 +119,7 @@ impl PodOwner for Job {
     }
 }
 
-/// The controller `job-controller`.
+/// Sets up the controller `job-controller`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     metrics::register();
     let (jobs, pods) = (c.lister::<Job>(), c.lister::<Pod>());
@@ -212,6 +212,7 @@ impl Jobs {
         }
     }
 
+    /// Queues an updated Job, or drops its records when it has finished.
     /// Upstream: `updateJob`.
     fn job_updated(&self, old: &Job, new: &Job) {
         let key = new.meta.key();

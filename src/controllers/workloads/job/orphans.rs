@@ -28,7 +28,7 @@ impl fmt::Display for Orphans {
 }
 
 impl Orphans {
-    /// The pods that `job` selects; `None` when its selector is broken.
+    /// Returns the pods that `job` selects; `None` when its selector is broken.
     pub fn selected_by(job: &Job) -> Option<Orphans> {
         match Selector::try_from(job.spec.selector.as_ref()) {
             Ok(selector) => {
@@ -68,7 +68,7 @@ impl Jobs {
         Ok(Next::Done)
     }
 
-    /// Whether `pod` has the finalizer, and no Job removes it.
+    /// Returns whether `pod` has the finalizer, and no Job removes it.
     fn is_orphan(&self, pod: &Pod) -> bool {
         if !pod.meta.has_finalizer(TRACKING) {
             return false;

@@ -40,7 +40,8 @@ pub struct IndexFailures {
     pub ignored: i32,
 }
 
-/// `failures`: those of the Job's pods since the last success.
+/// Plans what a sync does with pods: it creates, deletes or waits. `failures`: those of the Job's
+/// pods since the last success.
 pub fn plan(state: &SyncState, failures: Failures, now: Timestamp) -> Plan {
     let spec = state.spec();
     if spec.is_suspended() {
@@ -70,7 +71,7 @@ pub fn plan(state: &SyncState, failures: Failures, now: Timestamp) -> Plan {
     }
 }
 
-/// How many pods should be active.
+/// Returns how many pods should be active.
 fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
     // The API server's default.
     let parallelism = spec.parallelism.unwrap_or(1);
@@ -82,8 +83,8 @@ fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
     }
 }
 
-/// The creation of `missing` pods of an Indexed Job. With a back-off limit for each index, an index
-/// whose pod has failed waits.
+/// Plans the creation of `missing` pods of an Indexed Job. With a back-off limit for each index, an
+/// index whose pod has failed waits.
 fn create_indexed(state: &SyncState, indexed: &Indexed, missing: usize, now: Timestamp) -> Plan {
     let spec = state.spec();
     let indexes = first_pending_indexes(state, indexed, missing);
@@ -123,8 +124,8 @@ fn with_failure_of(spec: &JobSpec, pod: &Pod) -> IndexFailures {
     }
 }
 
-/// The first indexes that nothing works on and that have not ended. Upstream:
-/// `firstPendingIndexes`.
+/// Returns the first indexes that nothing works on and that have not ended.
+/// Upstream: `firstPendingIndexes`.
 fn first_pending_indexes(state: &SyncState, indexed: &Indexed, most: usize) -> Vec<i32> {
     let spec = state.spec();
     let indexes = |pods: &mut dyn Iterator<Item = &Arc<Pod>>| -> Indexes {
@@ -141,8 +142,9 @@ fn first_pending_indexes(state: &SyncState, indexed: &Indexed, most: usize) -> V
     taken.gaps(most, completions(spec))
 }
 
-/// The pods to delete of `active`: at least `least`, and of an Indexed Job those whose index is
-/// missing, too high, or another pod's. Upstream: `activePodsForRemoval`.
+/// Chooses the pods to delete of `active`: at least `least`, and of an Indexed Job those whose
+/// index is missing, too high, or another pod's.
+/// Upstream: `activePodsForRemoval`.
 fn choose_for_deletion(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec<Arc<Pod>> {
     let (mut chosen, mut rest) = (Vec::new(), Vec::new());
     if spec.is_indexed() {
@@ -171,7 +173,8 @@ fn choose_for_deletion(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec
     chosen
 }
 
-/// The order of deletion: the least advanced pods first. Upstream: `controller.ActivePods`.
+/// Sorts pods by the order of deletion: the least advanced pods first.
+/// Upstream: `controller.ActivePods`.
 fn sort_by_deletion_order(pods: &mut [Arc<Pod>]) {
     pods.sort_by_cached_key(|pod| {
         let phase = match pod.status.phase {

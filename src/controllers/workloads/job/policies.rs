@@ -35,7 +35,7 @@ impl Verdict {
     }
 }
 
-/// The verdict of the first rule that matches.
+/// Returns the verdict of the first rule that matches.
 pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
     for (index, rule) in policy.iter().flat_map(|policy| &policy.rules).enumerate() {
         let (namespace, name) = (&pod.meta.namespace, &pod.meta.name);
@@ -70,7 +70,7 @@ pub fn ignores_disruption(policy: Option<&PodFailurePolicy>, pod: &Pod) -> bool 
     pod.status.is_disruption_target() && judge(policy, pod) == Verdict::Ignore
 }
 
-/// The first container, init containers last, whose end matches: its name and code.
+/// Returns the first container, init containers last, whose end matches: its name and code.
 fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)> {
     for end in &pod.rare_status()?.terminated {
         let is_named = match &codes.container_name {
@@ -90,7 +90,7 @@ fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)
     None
 }
 
-/// The type of the pod's first condition that matches.
+/// Returns the type of the pod's first condition that matches.
 fn matching_condition<'a>(pod: &'a Pod, patterns: &[OnPodCondition]) -> Option<&'a str> {
     for condition in &pod.status.conditions {
         for pattern in patterns {
@@ -102,7 +102,7 @@ fn matching_condition<'a>(pod: &'a Pod, patterns: &[OnPodCondition]) -> Option<&
     None
 }
 
-/// The message about the first rule that is met.
+/// Returns the message about the first rule that is met.
 pub fn met_success_rule(
     policy: Option<&SuccessPolicy>,
     completions: i32,

@@ -66,6 +66,7 @@ impl OwnerRecord for Released {
 }
 
 impl Observer for Released {
+    /// Takes note that the cache shows a pod without its finalizer.
     fn observe(&self, owner: &ObjectKey, dependent: &Meta, event: DependentEvent) {
         let released = match event {
             DependentEvent::Created => false,

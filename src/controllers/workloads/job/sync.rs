@@ -14,6 +14,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Job, JobStatus, ObjectKey, Pod, Resource, Selector, Uid};
 
 impl Jobs {
+    /// Syncs a Job that has not finished and that no other controller manages.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &metrics::STALE_SYNC_SKIPS)?;
         let Some(job) = self.jobs.get(&key) else {
@@ -48,7 +49,8 @@ impl Jobs {
         result.map(|()| Next::Done)
     }
 
-    /// One sync of an unfinished Job: pods, then status. `action` becomes what it did with pods.
+    /// Does one sync of an unfinished Job: pods, then status. `action` becomes what it did with
+    /// pods.
     /// Upstream: `syncJob`.
     async fn advance(
         self: &Arc<Self>,
@@ -255,6 +257,7 @@ impl Jobs {
         failures.into_iter().next().map(|(_, error)| error)
     }
 
+    /// Records the end of a Job in metrics and events.
     /// Upstream: `recordJobFinished`.
     fn record_end(&self, job: &Job, kind: &str, reason: &str, message: &str) {
         let mode = metrics::mode(&job.spec);

@@ -65,7 +65,7 @@ pub struct FinishedPods {
 }
 
 impl SyncState {
-    /// The state at the start, and the finished pods that the status does not mention.
+    /// Computes the state at the start, and the finished pods that the status does not mention.
     pub fn new(
         job: Arc<Job>,
         pods: Vec<Arc<Pod>>,
@@ -122,8 +122,9 @@ impl SyncState {
         &self.job.spec
     }
 
-    /// All pods that have finished and are still there, also those that the status counts. Of the
-    /// pods without the finalizer those that are being deleted may have been too many: no failure.
+    /// Returns all pods that have finished and are still there, also those that the status counts.
+    /// Of the pods without the finalizer those that are being deleted may have been too many: no
+    /// failure.
     pub fn finished_pods(&self) -> FinishedPods {
         let mut finished = FinishedPods { succeeded: Vec::new(), failed: Vec::new() };
         for pod in self.valid_pods() {
@@ -169,7 +170,8 @@ impl SyncState {
         self.status.uncounted_terminated_pods.get_or_insert_default()
     }
 
-    /// The succeeded and failed indexes, by the status and by the pods that it does not count yet.
+    /// Computes the succeeded and failed indexes, by the status and by the pods that it does not
+    /// count yet.
     fn indexed(&self) -> Indexed {
         let spec = self.spec();
         let completions = completions(spec);
@@ -193,8 +195,9 @@ impl SyncState {
         indexed
     }
 
-    /// For each index that may be tried once more, its last failed pod, which decides how long the
-    /// next one waits. Upstream: `getPodsWithDelayedDeletionPerIndex`.
+    /// Returns for each index that may be tried once more its last failed pod, which decides how
+    /// long the next one waits.
+    /// Upstream: `getPodsWithDelayedDeletionPerIndex`.
     fn awaiting(&self, succeeded: &Indexes, failed: &Indexes) -> HashMap<i32, Arc<Pod>> {
         let completions = completions(self.spec());
         // The active pod of an index carries the count already.
@@ -267,7 +270,7 @@ pub fn all_failures(pod: &Pod) -> i32 {
     failures_before(pod).saturating_add(ignored_before(pod))
 }
 
-/// A number of failures; 0 where the annotation is missing or malformed.
+/// Reads a number of failures; 0 where the annotation is missing or malformed.
 fn number_in_annotation(pod: &Pod, annotation: &str) -> i32 {
     let Some(text) = pod.meta.annotations.get(annotation) else { return 0 };
     match text.parse::<i32>() {
@@ -279,6 +282,7 @@ fn number_in_annotation(pod: &Pod, annotation: &str) -> i32 {
     }
 }
 
+/// Makes a condition that changes now.
 pub fn condition(
     kind: &str,
     is_true: bool,

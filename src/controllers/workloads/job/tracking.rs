@@ -97,6 +97,7 @@ fn fails_all(state: &SyncState) -> bool {
     state.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
 }
 
+/// Returns whether the finalizer of a finished pod may be removed now.
 /// Upstream: `canRemoveFinalizer`.
 fn may_release(state: &SyncState, pod: &Pod, has_failed: bool) -> bool {
     if state.job.meta.is_being_deleted()

@@ -56,45 +56,50 @@ impl Groups {
         self.ensure_group(job, &workload).await
     }
 
-    /// The Workload of `job`; created for a new Job. `None` when the pods are scheduled one by one.
+    /// Returns the Workload of `job`; created for a new Job. `None` when the pods are scheduled one
+    /// by one.
     async fn ensure_workload(
         &self,
         job: &Job,
         pods: &[Arc<Pod>],
     ) -> Result<Option<Arc<Workload>>, Error> {
         let known = self.workloads.by_index(&BY_JOB, &IndexValue::Key(job.meta.key()));
-        let Some(known) = only_object_of_job(known, job, "Workload") else {
-            if !is_new(&job.status, pods) {
-                return Ok(None);
-            }
-            let body = workload_of(job);
-            let (created, workload) = self.create::<Workload>(job, &body).await?;
-            if created {
-                let (workload, job_name) = (&workload.meta.name, &job.meta.name);
-                let text = format!("Created Workload {workload} for Job {job_name}");
-                self.recorder.normal(job, "WorkloadCreated", text);
-            }
-            return Ok(if is_usable(&workload) { Some(workload) } else { None });
-        };
-        Ok(known.filter(is_usable))
+        match only_object_of_job(known, job, "Workload") {
+            Known::Missing => {}
+            Known::Unusable => return Ok(None),
+            Known::Found(workload) => return Ok(Some(workload).filter(is_usable)),
+        }
+        if !is_new(&job.status, pods) {
+            return Ok(None);
+        }
+        let body = workload_of(job);
+        let (created, workload) = self.create::<Workload>(job, &body).await?;
+        if created {
+            let (workload, job_name) = (&workload.meta.name, &job.meta.name);
+            let text = format!("Created Workload {workload} for Job {job_name}");
+            self.recorder.normal(job, "WorkloadCreated", text);
+        }
+        Ok(if is_usable(&workload) { Some(workload) } else { None })
     }
 
-    /// The PodGroup of `job`; created when it is missing.
+    /// Returns the PodGroup of `job`; created when it is missing.
     async fn ensure_group(
         &self,
         job: &Job,
         workload: &Workload,
     ) -> Result<Option<Arc<PodGroup>>, Error> {
         let known = self.groups.by_index(&BY_WORKLOAD, &IndexValue::Key(workload.meta.key()));
-        if let Some(known) = only_object_of_job(known, job, "PodGroup") {
-            return Ok(known);
+        match only_object_of_job(known, job, "PodGroup") {
+            Known::Missing => {}
+            Known::Unusable => return Ok(None),
+            Known::Found(group) => return Ok(Some(group)),
         }
         let body = group_of(job, workload)?;
         Ok(Some(self.create::<PodGroup>(job, &body).await?.1))
     }
 
-    /// The object that `body` describes, and whether it is new. The cache may not know yet the one
-    /// that an earlier sync created.
+    /// Creates the object that `body` describes; returns it, and whether it is new. The cache may
+    /// not know yet the one that an earlier sync created.
     async fn create<T: Object + Resource>(
         &self,
         job: &Job,
@@ -129,19 +134,26 @@ impl Jobs {
     }
 }
 
-/// `None`: no such group. `Some(None)`: there are several, or it is not the Job's own.
-fn only_object_of_job<T: Object>(
-    mut found: Vec<Arc<T>>,
-    job: &Job,
-    kind: &str,
-) -> Option<Option<Arc<T>>> {
-    let last = found.pop()?;
+/// What the cache has of a Workload or a PodGroup for a Job.
+enum Known<T> {
+    Missing,
+    /// There are several, or the only one is not the Job's own: the pods are scheduled one by one.
+    Unusable,
+    Found(Arc<T>),
+}
+
+/// Checks that `found`, the objects of this kind that refer to a Job, are one that the Job owns.
+fn only_object_of_job<T: Object>(mut found: Vec<Arc<T>>, job: &Job, kind: &str) -> Known<T> {
+    let Some(last) = found.pop() else { return Known::Missing };
     if !found.is_empty() {
         let count = found.len() + 1;
         log::error!("{}: {count} objects {kind} refer to the Job, none is used", job.meta.key());
-        return Some(None);
+        return Known::Unusable;
     }
-    Some(Some(last).filter(|object| object.meta().is_controlled_by(&job.meta.uid)))
+    match last.meta().is_controlled_by(&job.meta.uid) {
+        true => Known::Found(last),
+        false => Known::Unusable,
+    }
 }
 
 /// Upstream: `IsGangSchedulingCandidate`.
@@ -167,7 +179,7 @@ fn is_new(status: &JobStatus, pods: &[Arc<Pod>]) -> bool {
         && status.condition("Suspended").is_none()
 }
 
-/// The Workload to create for `job`: a gang of its pods.
+/// Makes the Workload to create for `job`: a gang of its pods.
 fn workload_of(job: &Job) -> Value {
     let (name, namespace) = (&job.meta.name, &job.meta.namespace);
     json!({
@@ -186,7 +198,7 @@ fn workload_of(job: &Job) -> Value {
     })
 }
 
-/// The PodGroup to create, of the first template of the Workload.
+/// Makes the PodGroup to create, of the first template of the Workload.
 fn group_of(job: &Job, workload: &Workload) -> Result<Value, Error> {
     let Some(template) = workload.spec.pod_group_templates.first() else {
         let key = workload.meta.key();
@@ -217,13 +229,17 @@ fn reference<T: Object + Resource>(owner: &T) -> OwnerReference {
     reference
 }
 
-/// Upstream: `computeWorkloadName`, where the hash is of the uid as go-spew prints it.
+/// Returns the name of the Job's Workload: the Job's name and a hash of its uid. The name is cut
+/// where both together are too long for a name. Upstream: `computeWorkloadName`, where the hash is
+/// of the uid as go-spew prints it.
 fn workload_name(job: &str, uid: &str) -> String {
     let hash = template_hash(&format!("(types.UID){uid}"), None);
     let room = LONGEST_NAME - hash.len() - 1;
     format!("{}-{hash}", job.get(..room).unwrap_or(job))
 }
 
+/// Returns the name of a PodGroup: the names of its Workload and its template, cut to fit, and a
+/// hash.
 /// Upstream: `computePodGroupName`.
 fn group_name(workload: &str, template: &str) -> String {
     let hash = template_hash(&format!("{workload}{template}"), None);

@@ -91,9 +91,9 @@ struct ReplicaSets<S> {
     uses_deletion_cost: bool,
 }
 
-/// The controller of the sets of one kind: `replicaset-controller`, and
-/// `replicationcontroller-controller`. Upstream: `NewReplicaSetController`,
-/// `NewReplicationManager`.
+/// Sets up the controller of the sets of one kind: `replicaset-controller`, and
+/// `replicationcontroller-controller`.
+/// Upstream: `NewReplicaSetController`, `NewReplicationManager`.
 pub fn controller<S: Replicating>(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
     let (sets, pods) = (c.lister::<S>(), c.lister::<Pod>());

@@ -9,8 +9,9 @@ use crate::objects::{Condition, Pod, ReplicaSetStatus, Selector, Timestamp};
 
 const REPLICA_FAILURE: &str = "ReplicaFailure";
 
-/// The status after a sync that found these `active` pods. `terminating`: the number of pods that
-/// are being deleted, if the status counts them. `failure`: of the creation or deletion of pods.
+/// Computes the status after a sync that found these `active` pods. `terminating`: the number of
+/// pods that are being deleted, if the status counts them. `failure`: of the creation or deletion
+/// of pods.
 /// Upstream: `calculateStatus`.
 pub fn calculate(
     set: &impl Replicating,
@@ -39,7 +40,8 @@ fn as_i32(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// A failure that the status shows already keeps its message.
+/// Returns the conditions with the one about a `failure`. A failure that the status shows already
+/// keeps its message.
 fn conditions(
     set: &impl Replicating,
     active: usize,

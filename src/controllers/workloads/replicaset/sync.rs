@@ -36,7 +36,7 @@ enum Plan {
     Delete(Vec<Arc<Pod>>),
 }
 
-/// `related`: see [`ranking::choose`].
+/// Plans how many pods a sync creates, or which it deletes. `related`: see [`ranking::choose`].
 fn plan(
     replicas: i32,
     active: &[Arc<Pod>],
@@ -57,6 +57,7 @@ fn plan(
 }
 
 impl<S: Replicating> ReplicaSets<S> {
+    /// Creates or deletes pods of a set, and writes its status.
     /// Upstream: `syncReplicaSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
@@ -172,7 +173,7 @@ impl<S: Replicating> ReplicaSets<S> {
         }
     }
 
-    /// The pods that this set, and the other sets of its owner, select.
+    /// Returns the pods that this set, and the other sets of its owner, select.
     /// Upstream: `getIndirectlyRelatedPods`.
     fn related(&self, set: &S) -> Vec<Arc<Pod>> {
         let Some(owner) = set.meta().controller() else { return Vec::new() };
@@ -214,6 +215,7 @@ impl<S: Replicating> ReplicaSets<S> {
     }
 }
 
+/// Observes how much older the deleted pods are than the youngest ready one.
 /// Upstream: `reportSortingDeletionAgeRatioMetric`.
 fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
     let age = |pod: &Arc<Pod>| {

@@ -79,7 +79,7 @@ pub fn storage_matches(set: &StatefulSet, pod: &Pod) -> bool {
     })
 }
 
-/// The pod of this ordinal by `template`, of the revision with this name.
+/// Makes the pod of this ordinal by `template`, of the revision with this name.
 /// Upstream: `newStatefulSetPod`.
 pub fn new_pod(
     set: &StatefulSet,
@@ -102,7 +102,8 @@ pub fn new_pod(
     Ok(pod)
 }
 
-/// The claim of this template for the pod of this ordinal. Upstream: `getPersistentVolumeClaims`.
+/// Makes the claim of this template for the pod of this ordinal.
+/// Upstream: `getPersistentVolumeClaims`.
 pub fn new_claim(
     set: &StatefulSet,
     template: &ClaimTemplate,

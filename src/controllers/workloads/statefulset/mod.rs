@@ -51,7 +51,7 @@ impl PodOwner for StatefulSet {
     }
 }
 
-/// The controller `statefulset-controller`. Upstream: `NewStatefulSetController`.
+/// Sets up the controller `statefulset-controller`. Upstream: `NewStatefulSetController`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     sync::register_metrics();
     let (sets, pods) = (c.lister::<StatefulSet>(), c.lister::<Pod>());

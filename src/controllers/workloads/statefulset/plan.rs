@@ -73,8 +73,9 @@ pub struct Members {
 }
 
 impl Members {
-    /// Pods without an ordinal are ignored. If two pods have one ordinal (`web-1` and `web-01`),
-    /// the pod with the right name counts.
+    /// Sorts the pods of a set into its members and those beyond; pods without an ordinal are
+    /// ignored. If two pods have one ordinal (`web-1` and `web-01`), the pod with the right name
+    /// counts.
     pub fn new(set: &StatefulSet, pods: &[Arc<Pod>]) -> Members {
         let mut members = Members::default();
         for pod in pods {
@@ -142,6 +143,7 @@ pub fn is_running_and_ready(pod: &Pod) -> bool {
 }
 
 impl PlanInput<'_> {
+    /// Plans the steps of a sync: for the wanted pods, for those beyond, and of the update.
     /// Upstream: `updateStatefulSet`.
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
@@ -182,8 +184,8 @@ impl PlanInput<'_> {
         !self.is_available(pod) || pod.meta.is_being_deleted()
     }
 
-    /// `false`: there is more to do for the wanted pods before the update, and with `OrderedReady`
-    /// before the others go. Upstream: `processReplica`.
+    /// Plans the steps for the wanted pods. `false`: there is more to do for them before the
+    /// update, and with `OrderedReady` before the others go. Upstream: `processReplica`.
     fn plan_replicas(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let mut creations = 0;
         for ordinal in wanted_ordinals(self.set) {
@@ -219,7 +221,7 @@ impl PlanInput<'_> {
         vec![Step::Create(ordinal)]
     }
 
-    /// The steps, and whether `OrderedReady` continues after it.
+    /// Returns the steps for a pod that is wanted, and whether `OrderedReady` continues after it.
     fn replica_steps(&self, pod: &Arc<Pod>) -> (PodSteps, bool) {
         let is_going = pod.meta.is_being_deleted();
         if pod.is_terminal() {
@@ -245,6 +247,7 @@ impl PlanInput<'_> {
         (steps, true)
     }
 
+    /// Returns whether the claims of a pod have the owners that the retention policy asks for.
     /// Upstream: `ClaimsMatchRetentionPolicy`.
     fn owners_match(&self, pod: &Pod) -> bool {
         let Some(ordinal) = ordinal(pod) else { return true };
@@ -259,7 +262,9 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Whether the sync continues after it. Upstream: `processCondemned`.
+    /// Plans the deletion of the pods beyond the wanted ones; returns whether the sync continues
+    /// after it.
+    /// Upstream: `processCondemned`.
     fn plan_scale_down(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let condemned = &self.members.condemned;
         // With OrderedReady all wanted pods are available by now.
@@ -291,7 +296,7 @@ impl PlanInput<'_> {
         revision(pod) != self.update && !pod.meta.is_being_deleted()
     }
 
-    /// The highest pod that is not up to date, unless a higher one is not available yet.
+    /// Returns the highest pod that is not up to date, unless a higher one is not available yet.
     fn next_update(&self) -> Option<Arc<Pod>> {
         for target in self.targets() {
             // Missing or finished: its replacement comes first.
@@ -311,10 +316,10 @@ impl PlanInput<'_> {
         usize::try_from(self.set.replicas()).unwrap_or(0).saturating_sub(available.count())
     }
 
-    /// The pods to be updated, the highest first. Those that are not available come first, as many
-    /// at a time as may be unavailable: no pod is lost by that. The available ones follow while
-    /// there are fewer unavailable pods than that. Upstream:
-    /// `updateStatefulSetAfterInvariantEstablished`, where the former stay.
+    /// Returns the pods to be updated, the highest first. Those that are not available come first,
+    /// as many at a time as may be unavailable: no pod is lost by that. The available ones follow
+    /// while there are fewer unavailable pods than that.
+    /// Upstream: `updateStatefulSetAfterInvariantEstablished`, where the former stay.
     fn updates(&self, most: usize, unavailable: usize) -> Vec<Arc<Pod>> {
         // A finished one is deleted already.
         let is_due = |pod: &Pod| self.is_outdated(pod) && !pod.is_terminal();

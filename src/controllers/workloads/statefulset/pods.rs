@@ -52,6 +52,7 @@ impl StatefulSets {
         }
     }
 
+    /// Creates the pod of an ordinal, and its missing claims before it.
     /// Upstream: `CreateStatefulPod`.
     async fn create_pod(
         &self,
@@ -258,6 +259,7 @@ impl StatefulSets {
         self.consistency.record_write(&set.meta.key(), &set.meta.uid, &T::RESOURCE, version);
     }
 
+    /// Records the event about a write of a pod.
     /// Upstream: `recordPodEvent`.
     fn record_pod(&self, set: &StatefulSet, verb: &str, pod: &str, result: &Result<(), Error>) {
         let subject = format!("{verb} Pod {pod} in StatefulSet {}", set.meta.name);
@@ -350,7 +352,7 @@ fn member<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Val
     live.get_mut(name).and_then(Value::as_object_mut)
 }
 
-/// The sets that may wait for the deletion of a claim of this name.
+/// Returns the sets that may wait for the deletion of a claim of this name.
 pub(super) fn sets_of_claim(claim: &str, sets: &[Arc<StatefulSet>]) -> Vec<ObjectKey> {
     let Some((parent, Some(_))) = parent_and_ordinal(claim) else {
         return Vec::new();

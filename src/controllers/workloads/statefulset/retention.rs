@@ -56,7 +56,8 @@ struct Policy {
     deletes_when_scaled: bool,
 }
 
-/// A value that is not known retains both. Upstream: `getPersistentVolumeClaimRetentionPolicy`.
+/// Reads the policy of a set for its claims. A value that is not known retains both. Upstream:
+/// `getPersistentVolumeClaimRetentionPolicy`.
 fn retention_policy(set: &StatefulSet) -> Policy {
     let is_delete = |value: &str| match value {
         "Delete" => Some(true),
@@ -74,7 +75,8 @@ fn retention_policy(set: &StatefulSet) -> Policy {
 }
 
 impl<'a> Owners<'a> {
-    /// `uid`: of the pod; empty for one that is to be created.
+    /// Decides which owner the claims of a pod should have by the retention policy. `uid`: of the
+    /// pod; empty for one that is to be created.
     pub fn new(set: &'a StatefulSet, pod: &'a str, uid: &'a Uid, ordinal: i32) -> Owners<'a> {
         let policy = retention_policy(set);
         let wanted = match is_wanted(set, ordinal) {
@@ -97,8 +99,9 @@ impl<'a> Owners<'a> {
         }
     }
 
-    /// Whether the claim is managed by someone else, or by an older object of the set's or the
-    /// pod's name. Upstream: `hasUnexpectedController`.
+    /// Returns whether the claim is managed by someone else, or by an older object of the set's or
+    /// the pod's name.
+    /// Upstream: `hasUnexpectedController`.
     pub fn has_unexpected_controller(&self, references: &[OwnerReference]) -> bool {
         let is_unexpected = |reference: &OwnerReference| {
             let named = [&self.set, &self.pod].into_iter().find(|own| own.is_named_by(reference));
@@ -110,7 +113,7 @@ impl<'a> Owners<'a> {
         self.has_policy && references.iter().any(is_unexpected)
     }
 
-    /// Whether the claim's owners are right, or must not be changed.
+    /// Returns whether the claim's owners are right, or must not be changed.
     /// Upstream: `isClaimOwnerUpToDate`.
     pub fn are_up_to_date(&self, references: &[OwnerReference]) -> bool {
         let Owners { set, pod, .. } = self;
@@ -132,7 +135,8 @@ impl<'a> Owners<'a> {
         self.set.is_named_by(reference) || self.pod.is_named_by(reference)
     }
 
-    /// The owner that the claim gets. Upstream: `updateClaimOwnerRefForSetAndPod`.
+    /// Returns the owner that the claim gets.
+    /// Upstream: `updateClaimOwnerRefForSetAndPod`.
     pub fn addition(&self, references: &[OwnerReference]) -> Option<OwnerReference> {
         if self.has_unexpected_controller(references) {
             return None;
@@ -157,7 +161,8 @@ impl<'a> Owners<'a> {
     }
 }
 
-/// Whether a claim will be deleted with an older pod of this name, so that the pod has to wait.
+/// Returns whether a claim will be deleted with an older pod of this name, so that the pod has to
+/// wait.
 /// Upstream: `PodClaimIsStale`.
 pub fn is_stale(set: &StatefulSet, pod: &str, claim: &Meta) -> bool {
     let keeps = |policy: &crate::objects::ClaimRetentionPolicy| policy.when_scaled == "Retain";

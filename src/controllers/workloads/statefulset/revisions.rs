@@ -40,8 +40,9 @@ enum TemplateRevision {
     Unknown,
 }
 
-/// `is_equal`: whether a revision holds the version of `new`. `semantically`: whether the newest
-/// one may have other bytes. Upstream: the feature gate `StatefulSetSemanticRevisionComparison`.
+/// Finds the revision that has the version of `new`. `is_equal`: whether a revision holds the
+/// version of `new`. `semantically`: whether the newest one may have other bytes.
+/// Upstream: the feature gate `StatefulSetSemanticRevisionComparison`.
 fn find(
     new: &NewRevision,
     sorted: &[Arc<ControllerRevision>],
@@ -59,7 +60,8 @@ fn find(
     }
 }
 
-/// The template that a revision holds. Upstream: `ApplyRevision`.
+/// Reads the template that a revision holds.
+/// Upstream: `ApplyRevision`.
 fn template_of(revision: &ControllerRevision) -> Result<Template, Error> {
     #[derive(Deserialize)]
     struct Data {
@@ -80,7 +82,7 @@ fn template_of(revision: &ControllerRevision) -> Result<Template, Error> {
     })
 }
 
-/// The revisions that are not in use and beyond the limit, oldest first.
+/// Returns the revisions that are not in use and beyond the limit, oldest first.
 fn beyond_limit(
     set: &StatefulSet,
     sorted: &[Arc<ControllerRevision>],

@@ -12,7 +12,8 @@ pub struct Names<'a> {
     pub update: &'a str,
 }
 
-/// The status with these pods. Upstream: `computeReplicaStatus`.
+/// Computes the status with these pods.
+/// Upstream: `computeReplicaStatus`.
 pub fn calculate<'a>(
     set: &StatefulSet,
     names: Names<'_>,

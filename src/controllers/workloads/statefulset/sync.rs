@@ -54,6 +54,7 @@ struct Done {
 }
 
 impl StatefulSets {
+    /// Claims the pods and revisions of a set, carries out its plan, and writes its status.
     /// Upstream: `sync`, `syncStatefulSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
@@ -91,7 +92,8 @@ impl StatefulSets {
         Ok(Next::Done)
     }
 
-    /// The set's revisions, oldest first. Upstream: `adoptOrphanRevisions`.
+    /// Returns the set's revisions, oldest first, and adopts orphans among them.
+    /// Upstream: `adoptOrphanRevisions`.
     async fn claim_revisions(
         &self,
         set: &StatefulSet,
@@ -108,9 +110,10 @@ impl StatefulSets {
                 "can't adopt ControllerRevisions: StatefulSet {key} has just been deleted"
             )));
         }
-        history::claimed::<StatefulSet>(&self.client, &set.meta, selector, found).await
+        history::claim_revisions::<StatefulSet>(&self.client, &set.meta, selector, found).await
     }
 
+    /// Returns the pods that the set owns, after adopting orphans and releasing others.
     /// Upstream: `getPodsForStatefulSet`.
     async fn claim_pods(
         &self,
@@ -164,7 +167,7 @@ impl StatefulSets {
         }
     }
 
-    /// The plan, with the caches of claims; sets the gauge of unavailable pods.
+    /// Makes the plan, with the caches of claims; sets the gauge of unavailable pods.
     fn plan(
         &self,
         set: &StatefulSet,

@@ -28,8 +28,8 @@ enum Token<'a> {
 use Token::{End, Symbol, Word};
 
 impl<'a> Token<'a> {
-    /// The first token of a text, and the rest. A zero byte ends the text, but directly after a
-    /// token it is skipped.
+    /// Splits the first token off a text, and returns both. A zero byte ends the text, but directly
+    /// after a token it is skipped.
     fn first(text: &str) -> (Token<'_>, &str) {
         let is_space = |c| matches!(c, ' ' | '\t' | '\r' | '\n');
         let is_symbol = |c| matches!(c, '=' | '!' | '(' | ')' | ',' | '>' | '<');
@@ -82,7 +82,7 @@ impl<'a> Parser<'a> {
         token
     }
 
-    /// All terms of the text.
+    /// Parses all terms of the text.
     fn terms(mut self) -> Result<Vec<Term>, String> {
         let mut terms = Vec::new();
         match self.peek() {
@@ -102,7 +102,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// A key with its operator and values.
+    /// Parses a key with its operator and values.
     fn term(&mut self) -> Result<Term, String> {
         let is_negated = self.peek() == Symbol("!");
         if is_negated {
@@ -121,7 +121,7 @@ impl<'a> Parser<'a> {
         Ok(Term { key: key.into(), test })
     }
 
-    /// An operator and its values.
+    /// Parses an operator and its values.
     fn test(&mut self, key: &str) -> Result<Test, String> {
         match self.next() {
             Word("in") => Ok(Test::In(self.set(key)?.into())),
@@ -152,11 +152,11 @@ impl<'a> Parser<'a> {
 
     fn value(&mut self, key: &str) -> Result<Istr, String> {
         let value = self.text()?;
-        checked(key, slice::from_ref(&value), None)?;
+        check_values(key, slice::from_ref(&value), None)?;
         Ok(value)
     }
 
-    /// The number after `>` or `<`.
+    /// Parses the number after `>` or `<`.
     fn bound(&mut self, key: &str) -> Result<Istr, String> {
         let bound = self.text()?;
         let misuse = number(&bound).is_none().then(|| {
@@ -165,11 +165,12 @@ impl<'a> Parser<'a> {
                  an integer"
             )
         });
-        checked(key, slice::from_ref(&bound), misuse)?;
+        check_values(key, slice::from_ref(&bound), misuse)?;
         Ok(bound)
     }
 
-    /// `(a,b)`, sorted and each value once. A missing value is an empty one.
+    /// Parses a set, `(a,b)`, and returns it sorted, each value once. A missing value is an empty
+    /// one.
     fn set(&mut self, key: &str) -> Result<Vec<Istr>, String> {
         match self.next() {
             Symbol("(") => {}
@@ -195,12 +196,13 @@ impl<'a> Parser<'a> {
         values.sort();
         values.dedup();
         let values: Vec<Istr> = values.into_iter().map(Istr::new).collect();
-        checked(key, &values, None)?;
+        check_values(key, &values, None)?;
         Ok(values)
     }
 }
 
-fn checked(key: &str, values: &[Istr], misuse: Option<String>) -> Result<(), String> {
+/// Checks the key and the values of a term. `misuse`: a fault that the caller has found.
+fn check_values(key: &str, values: &[Istr], misuse: Option<String>) -> Result<(), String> {
     check(key, values, misuse).map_err(|SelectorError(why)| why)
 }
 

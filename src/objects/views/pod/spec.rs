@@ -66,8 +66,8 @@ enum KeptVolume {
     Inline(InlineVolume),
 }
 
-/// The volumes that are claims, and those with an inline source that is attached to the node; in
-/// their order.
+/// Selects the volumes that are claims, and those with an inline source that is attached to the
+/// node; in their order.
 pub(in crate::objects::views) fn kept_volumes(
     volumes: Option<Vec<WireVolume>>,
 ) -> (Box<[ClaimVolume]>, Box<[InlineVolume]>) {
@@ -82,7 +82,7 @@ pub(in crate::objects::views) fn kept_volumes(
 }
 
 impl WireVolume {
-    /// The claim or inline source of a volume; `None`: it has neither.
+    /// Returns the claim or inline source of a volume; `None` if it has neither.
     fn into_kept(mut self) -> Option<KeptVolume> {
         let source = self.source();
         let (volume, mut read_only) = (self.name, false);
@@ -143,6 +143,8 @@ pub(in crate::objects::views) struct WireAffinity {
 }
 
 impl WireAffinity {
+    /// Returns the name of the only node that the affinity allows, which the pod of a DaemonSet
+    /// has.
     /// Upstream: `daemon/util.GetTargetNodeName`.
     fn target_node(self) -> Option<Istr> {
         let terms = self.node_affinity?.required?.node_selector_terms?;
