@@ -218,6 +218,9 @@ async fn serve(
         ),
         None => None,
     };
+    let of_node = client
+        .as_ref()
+        .map(|client| NodeInfo::new(client.clone(), node.own.clone(), clock.clone()));
     let node_sync = NodeSync {
         own: node.own.clone(),
         registration: Registration {
@@ -243,6 +246,7 @@ async fn serve(
         address,
         pressure: node.pressure.clone(),
         runtime: RuntimeWatch::new(runtime.clone(), images.clone(), clock.clone()),
+        csi_node: of_node.clone(),
         clock: clock.clone(),
         periods: Periods {
             update: configuration.node_status_update_frequency.0,
@@ -268,9 +272,6 @@ async fn serve(
         clock: clock.clone(),
         again: again.clone(),
     };
-    let of_node = client
-        .as_ref()
-        .map(|client| NodeInfo::new(client.clone(), node.own.clone(), clock.clone()));
     let volumes = keep_volumes(parts, of_node, &stop);
     let manager = Manager {
         actuated,
