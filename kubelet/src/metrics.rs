@@ -1,5 +1,6 @@
 //! The kubelet's metrics, under upstream's names. Upstream: `pkg/kubelet/metrics`.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -20,11 +21,20 @@ const PULL_BUCKETS: [f64; 18] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0,
     1200.0, 1800.0, 2700.0, 3600.0,
 ];
+/// Upstream: those of `StorageOperationMetric`.
+const STORAGE_BUCKETS: [f64; 13] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
 /// The results of probes, which have a page of their own. Upstream: `prober.ProberResults`,
 /// `ProberDuration`.
 pub static PROBES: LazyLock<ProbeMetrics> = LazyLock::new(ProbeMetrics::new);
+
+/// A metric that is not registered.
+fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
+    let spec = Spec { name, help, labels, buckets: Vec::new() };
+    M::new(spec).expect("the names are valid")
+}
 
 /// See [`PROBES`].
 pub struct ProbeMetrics {
@@ -39,10 +49,6 @@ impl ProbeMetrics {
     const RESULTS: [&'static str; 2] = ["successful", "failed"];
 
     fn new() -> ProbeMetrics {
-        fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
-            let spec = Spec { name, help, labels, buckets: Vec::new() };
-            M::new(spec).expect("the names are valid")
-        }
         ProbeMetrics {
             results: made(
                 "prober_probe_total",
@@ -166,8 +172,73 @@ pub fn render(now: Timestamp) -> Vec<u8> {
     metrics::render()
 }
 
+/// What a volume of a claim holds, in the order of [`VOLUME_STATS`].
+pub type ClaimAmounts = [u64; 6];
+
+const VOLUME_STATS: [(&str, &str); 6] = [
+    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume"),
+    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume"),
+    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume"),
+    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume"),
+    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume"),
+    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume"),
+];
+
+/// What volumes hold, by namespace and claim, and how many there are, by plugin and state: as text.
+/// Upstream: `volumeStatsCollector`, `totalVolumesCollector`.
+pub fn volumes(
+    claims: &BTreeMap<(String, String), ClaimAmounts>,
+    counts: &BTreeMap<(String, &'static str), i64>,
+) -> Vec<u8> {
+    // A metric without series has no text.
+    let mut families = Vec::new();
+    for (at, (name, help)) in VOLUME_STATS.iter().enumerate().filter(|_| !claims.is_empty()) {
+        let gauge: GaugeVec = made(name, help, &["namespace", "persistentvolumeclaim"]);
+        for ((namespace, claim), amounts) in claims {
+            gauge.with_label_values(&[namespace, claim]).set(amounts[at] as f64);
+        }
+        families.extend(gauge.collect());
+    }
+    if !counts.is_empty() {
+        let help = "[ALPHA] Number of volumes in Volume Manager";
+        let gauge: IntGaugeVec =
+            made("volume_manager_total_volumes", help, &["plugin_name", "state"]);
+        for ((plugin, state), count) in counts {
+            gauge.with_label_values(&[plugin.as_str(), *state]).set(*count);
+        }
+        families.extend(gauge.collect());
+    }
+    text(&families)
+}
+
+/// Counts an operation on a volume.
+pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
+    let status = if is_done { "success" } else { "fail-unknown" };
+    let labels = [plugin, operation, status, "false"];
+    STORAGE_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
+}
+
+/// Counts a call to a driver of volumes. `code`: by its name in Go.
+pub fn observe_csi(driver: &str, method: &str, code: &str, took: Duration) {
+    let method = format!("/{method}");
+    let labels = [driver, &method, code, "false"];
+    CSI_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
+}
+
 metrics! {
     fn register_all;
+    // Upstream: `pkg/volume/util/metrics.go`.
+    static STORAGE_OPERATION:
+        HistogramVec["volume_plugin", "operation_name", "status", "migrated"](STORAGE_BUCKETS) =
+        "storage_operation_duration_seconds", "[ALPHA] Storage operation duration";
+    static CSI_OPERATION: HistogramVec[
+        "driver_name", "method_name", "grpc_status_code", "migrated"
+    ](STORAGE_BUCKETS) = "csi_operations_seconds",
+        "[ALPHA] Container Storage Interface operation duration with gRPC error code status total";
+    // Upstream: `pkg/kubelet/server/metrics`.
+    pub static VOLUME_MEASUREMENT: HistogramVec["metric_source"] =
+        "kubelet_volume_metric_collection_duration_seconds",
+        "[ALPHA] Duration in seconds to calculate volume stats";
     static CLIENT_TTL: GaugeVec = "kubelet_certificate_manager_client_ttl_seconds",
         "[ALPHA] Gauge of the TTL (time-to-live) of the Kubelet's client certificate. The value is in seconds until certificate expiry (negative if already expired). If client certificate is invalid or unused, the value will be +INF.";
     static SERVING_TTL: GaugeVec = "kubelet_certificate_manager_server_ttl_seconds",
@@ -383,6 +454,29 @@ mod tests {
         }
         metrics.remove(probe, "u");
         assert_eq!(page(), "");
+    }
+
+    #[test]
+    fn volumes_are_shown_by_their_claims_and_plugins() {
+        let none = volumes(&BTreeMap::new(), &BTreeMap::new());
+        assert!(none.is_empty());
+        let claims = [(("n".to_owned(), "c".to_owned()), [6, 5, 4, 3, 2, 1])].into();
+        let counts = [(("kubernetes.io/csi:d".to_owned(), "actual_state_of_world"), 7)].into();
+        let page = String::from_utf8(volumes(&claims, &counts)).expect("text");
+        let lines: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+        let labels = "{namespace=\"n\",persistentvolumeclaim=\"c\"}";
+        let expected = [
+            format!("kubelet_volume_stats_capacity_bytes{labels} 6"),
+            format!("kubelet_volume_stats_available_bytes{labels} 5"),
+            format!("kubelet_volume_stats_used_bytes{labels} 4"),
+            format!("kubelet_volume_stats_inodes{labels} 3"),
+            format!("kubelet_volume_stats_inodes_free{labels} 2"),
+            format!("kubelet_volume_stats_inodes_used{labels} 1"),
+            "volume_manager_total_volumes{plugin_name=\"kubernetes.io/csi:d\",\
+             state=\"actual_state_of_world\"} 7"
+                .to_owned(),
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]

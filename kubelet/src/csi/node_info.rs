@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::api::NodeGetInfoResponse;
+use super::driver::Driver;
 use super::error::Error;
 use crate::causes::chain;
 use crate::node::own::OwnNode;
@@ -132,6 +133,16 @@ impl NodeInfo {
         }
         self.persistently(driver, Update::Annotate(Some(info))).await?;
         self.persistently(driver, Update::Add(info)).await
+    }
+
+    /// Asks a registered driver about the node, and writes what has changed to the CSINode.
+    /// Upstream: `updateCSIDriver`.
+    ///
+    /// # Errors
+    /// That of the call, or the last attempt's to write.
+    pub async fn refresh(&self, driver: &Driver) -> Result<(), Error> {
+        let info = driver.info().await?;
+        self.persistently(driver.name(), Update::Add(&info)).await
     }
 
     /// A driver is gone. Upstream: `UninstallCSIDriver`.

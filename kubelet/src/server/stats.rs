@@ -40,7 +40,11 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                     .query_values("only_cpu_and_memory")
                     .any(|value| matches!(value, "true" | "1"));
             let now = kubelet.manager().clock.now();
-            let response = match kubelet.usage(only).await {
+            let usage = match only {
+                true => kubelet.usage(true).await,
+                false => kubelet.summary().await,
+            };
+            let response = match usage {
                 Err(error) if is_metrics => {
                     let error = chain(&error);
                     log::error!(

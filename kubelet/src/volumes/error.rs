@@ -119,6 +119,12 @@ pub enum Error {
         volume: String,
         attachment: String,
     },
+    /// The node has as many volumes as it may have: a volume of the pod cannot be attached.
+    AttachLimit {
+        unmounted: Vec<String>,
+        unattached: Vec<String>,
+        unprocessed: Vec<String>,
+    },
     /// `enableControllerAttachDetach` is off.
     AttachesItself,
     /// A Secret for the driver.
@@ -293,6 +299,15 @@ impl fmt::Display for Error {
             Error::AttachmentPending { volume, attachment } => {
                 write!(f, "volume {volume} is not attached for volume attachment {attachment}")
             }
+            Error::AttachLimit { unmounted, unattached, unprocessed } => write!(
+                f,
+                "Node has reached its volume attachment limit, rejecting pod. unmounted \
+                 volumes=[{}], unattached volumes=[{}], failed to process volumes=[{}]: context \
+                 deadline exceeded",
+                unmounted.join(" "),
+                unattached.join(" "),
+                unprocessed.join(" ")
+            ),
             Error::AttachesItself => {
                 f.write_str("attaching volumes from the kubelet is not supported")
             }

@@ -27,11 +27,13 @@ mod plain;
 mod shared;
 mod subpath;
 mod tear_down;
+mod usage;
 
 pub use self::error::Error;
 pub use self::in_use::VolumesInUse;
 pub use self::manager::{Mounted, Parts, Server, VolumeManager, VolumeMap};
 pub use self::shared::make_shared;
+pub use self::usage::MeasuredVolume;
 
 use k8s_openapi::api::core::v1 as core;
 
@@ -338,6 +340,8 @@ fn aliases(pod: &Pod) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use kube_controller_manager::clock::SystemClock;
+
     use super::*;
     use crate::node::own::OwnNode;
     use crate::objects::PodObjects;
@@ -411,7 +415,8 @@ mod tests {
         let node = OwnNode::for_tests("1", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
         let (none, objects) = (BTreeSet::new(), PodObjects::default());
-        let outcomes = plain::set_up(&folders, &pod, &none, inputs, &objects, "t").unwrap();
+        let clock = SystemClock::shared();
+        let outcomes = plain::set_up(&folders, &pod, &none, inputs, &objects, "t", &clock).unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
         let uid = pod.uid();
         write_hosts(&folders.hosts_file(&uid), "").unwrap();

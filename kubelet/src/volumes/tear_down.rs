@@ -29,6 +29,19 @@ enum Found {
     Unknown(PathBuf),
 }
 
+impl Found {
+    /// The plugin and the operation that ends the volume, in metrics; `None`: not one of these.
+    fn operation(&self) -> Option<(String, &'static str)> {
+        let (path, operation) = match self {
+            Found::Own(path) | Found::Local(path) => (path, "volume_unmount"),
+            Found::Device(path) => (path, "unmap_volume"),
+            Found::Csi(_) | Found::CsiDevice(_) | Found::Unknown(_) => return None,
+        };
+        let kind = path.parent()?.file_name()?.to_string_lossy().replace('~', "/");
+        Some((kind, operation))
+    }
+}
+
 impl Inner {
     /// Ends all volumes of a pod, and removes its folder.
     pub(super) async fn undo(&self, uid: &Uid) -> Result<(), Error> {
@@ -48,7 +61,14 @@ impl Inner {
             let undone = match volume {
                 Found::Csi(folder) => self.unpublish(folder).await,
                 Found::CsiDevice(link) => self.unpublish_block(uid, link).await,
-                other => task::blocking(move || undo_plain(other)).await,
+                other => {
+                    let operation = other.operation();
+                    let undone = task::blocking(move || undo_plain(other));
+                    match operation {
+                        Some((plugin, name)) => self.counted(&plugin, name, undone).await,
+                        None => undone.await,
+                    }
+                }
             };
             outcome = outcome.and(undone);
         }
