@@ -927,7 +927,7 @@ mod tests {
         assert_eq!((&shown[1]["name"], shown[1].get("pvcRef")), (&"inline".into(), None));
         let claims = claim_amounts(&[pod], &measured);
         let expected = [(("n".to_owned(), "c".to_owned()), [6, 5, 4, 3, 2, 1])];
-        assert_eq!(claims, expected.into());
+        assert_eq!(claims, BTreeMap::from(expected));
     }
 
     #[test]

@@ -35,6 +35,13 @@ pub enum Error {
     },
     UnknownHostPathType(String),
     UnsupportedKind,
+    /// A volume of an in-tree plugin in a pod itself, and the driver that has taken it over.
+    InTree {
+        kind: &'static str,
+        driver: &'static str,
+    },
+    /// The PersistentVolume of an in-tree plugin, which its driver does not have.
+    Migration(String),
     /// A source of a projected volume that has none of the known kinds.
     UnsupportedSource,
     /// A source of a projected volume whose gate is off in 1.36.
@@ -220,6 +227,11 @@ impl fmt::Display for Error {
             }
             Error::UnknownHostPathType(other) => write!(f, "hostPath type {other:?} is unknown"),
             Error::UnsupportedKind => f.write_str("its kind is not supported"),
+            Error::InTree { kind, driver } => write!(
+                f,
+                "{kind} in a pod is not supported: a claim of a volume of the CSI driver {driver} is"
+            ),
+            Error::Migration(fault) => write!(f, "failed to translate in-tree pv to CSI: {fault}"),
             Error::UnsupportedSource => {
                 f.write_str("a source of the projected volume is not supported")
             }

@@ -15,6 +15,7 @@ mod claim;
 mod csi;
 mod error;
 mod expand;
+mod in_tree;
 mod in_use;
 mod local;
 mod locks;

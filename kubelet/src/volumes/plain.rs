@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::manager::Mounted;
-use super::{CLOSED, Error, Folders, OPEN, atomic, fs_group, make_all, payload};
+use super::{CLOSED, Error, Folders, OPEN, atomic, fs_group, in_tree, make_all, payload};
 use crate::cgroups::Resources;
 use crate::metrics;
 use crate::objects::PodObjects;
@@ -106,6 +106,8 @@ pub(super) fn set_up(
             let size = memory_size(pod, None, inputs);
             set_up_written(&path, &written, pod, &volume.name, size, time)?;
             Ok(path)
+        } else if let Some((kind, driver)) = in_tree::inline(volume) {
+            Err(Error::InTree { kind, driver })
         } else {
             Err(Error::UnsupportedKind)
         }

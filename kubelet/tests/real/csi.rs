@@ -1,5 +1,6 @@
 //! Volumes of claims and of CSI drivers: with a driver of the tests and the embedded API server.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -764,7 +765,7 @@ fn volumes_say_what_they_hold() {
         let plugin = || format!("kubernetes.io/csi:{DRIVER}");
         let expected =
             ["actual_state_of_world", "desired_state_of_world"].map(|state| ((plugin(), state), 1));
-        assert_eq!(volumes.counts(&pods), expected.into());
+        assert_eq!(volumes.counts(&pods), BTreeMap::from(expected));
         place.tear_down(&keeper, &pod).await;
         assert!(volumes.usage(&pods).await[&uid].is_empty());
         assert!(volumes.counts(&pods).is_empty());
