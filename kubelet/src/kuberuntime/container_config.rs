@@ -164,10 +164,12 @@ impl Manager {
     }
 }
 
+/// The mount of a file of the kubelet. Blocks at the first call.
 fn mount(container_path: &str, host_path: &Path) -> api::Mount {
     api::Mount {
         container_path: container_path.to_owned(),
         host_path: host_path.display().to_string(),
+        selinux_relabel: volumes::has_selinux(),
         ..Default::default()
     }
 }

@@ -25,6 +25,7 @@ mod mounts_below;
 mod ownership;
 mod payload;
 mod plain;
+mod selinux;
 mod shared;
 mod subpath;
 mod tear_down;
@@ -33,6 +34,7 @@ mod usage;
 pub use self::error::Error;
 pub use self::in_use::VolumesInUse;
 pub use self::manager::{Mounted, Parts, Server, VolumeManager, VolumeMap};
+pub use self::selinux::has_selinux;
 pub use self::shared::make_shared;
 pub use self::usage::MeasuredVolume;
 
@@ -201,6 +203,7 @@ pub fn mounts(
             host_path: source.display().to_string(),
             recursive_read_only: is_recursive(mount)?,
             readonly: mount.read_only.unwrap_or_default() || volume.read_only,
+            selinux_relabel: selinux::relabels(folders, &uid, volume),
             image_sub_path: if image.is_some() { sub_path } else { String::new() },
             image,
             propagation: propagation as i32,
