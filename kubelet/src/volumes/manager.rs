@@ -267,7 +267,9 @@ impl VolumeManager {
         let inner = &self.0;
         let mut attempts = inner.set_up_plain(pod).await?;
         let volumes = pod.spec().volumes.iter().flatten();
-        let others = volumes.filter(|volume| !plain::is_plain(volume)).cloned();
+        let is_other =
+            |volume: &&core::Volume| !plain::is_plain(volume) && pod.uses_volume(&volume.name);
+        let others = volumes.filter(is_other).cloned();
         let others = others.map(|volume| {
             let (inner, pod) = (inner.clone(), pod.clone());
             Box::pin(async move {

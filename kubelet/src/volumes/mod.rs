@@ -400,10 +400,12 @@ mod tests {
         // As an earlier version made it.
         make_all(&folders.pods(), 0o755).unwrap();
         folders.make().unwrap();
+        let mount = |name: &str| serde_json::json!({"name": name, "mountPath": "/v"});
+        let mounts = ["data", "labels", "host", "file"].map(mount);
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {
-                "containers": [{"name": "c"}],
+                "containers": [{"name": "c", "volumeMounts": mounts}],
                 "volumes": [
                     {"name": "data", "emptyDir": {}},
                     {"name": "labels", "downwardAPI": {"items": [
@@ -412,6 +414,8 @@ mod tests {
                         "path": base.join("host/new"), "type": "DirectoryOrCreate"}},
                     {"name": "file", "hostPath": {
                         "path": base.join("file"), "type": "FileOrCreate"}},
+                    // What no container uses does not have to exist.
+                    {"name": "unused", "configMap": {"name": "none"}},
                 ],
             },
         }))

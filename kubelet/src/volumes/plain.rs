@@ -62,7 +62,7 @@ pub(super) fn is_plain(volume: &core::Volume) -> bool {
 /// A volume's name, and whether it is set up.
 pub(super) type Outcome = (String, Result<Mounted, Error>);
 
-/// Makes the folders of a pod and its volumes; what exists already stays as it is, but files that the
+/// Makes the folders of a pod and the volumes that its containers use; what exists already stays as it is, but files that the
 /// kubelet writes follow their objects. `mounted`: the volumes that were set up before; their host paths
 /// are not checked any more. `time`: for the names of folders; `clock`: for metrics. Returns the outcome of each volume, with
 /// an error that names it. Blocks.
@@ -112,7 +112,8 @@ pub(super) fn set_up(
             Err(Error::UnsupportedKind)
         }
     };
-    let plain = pod.spec().volumes.iter().flatten().filter(|volume| is_plain(volume));
+    let is_used = |volume: &&core::Volume| is_plain(volume) && pod.uses_volume(&volume.name);
+    let plain = pod.spec().volumes.iter().flatten().filter(is_used);
     let volumes = plain.map(|volume| {
         let name = volume.name.clone();
         let read_only = payload::kind_of(volume).is_some() || volume.image.is_some();

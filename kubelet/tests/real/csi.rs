@@ -132,10 +132,11 @@ fn claimed(name: &str) -> Value {
 }
 
 fn pod(name: &str, volume: &Value) -> Arc<Pod> {
+    let mounts = json!([{"name": volume["name"], "mountPath": "/data"}]);
     let pod = json!({
         "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"),
                      "annotations": {"kubernetes.io/config.source": "api"}},
-        "spec": {"containers": [{"name": "c"}], "volumes": [volume]},
+        "spec": {"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": [volume]},
     });
     Arc::new(serde_json::from_value(pod).expect("a pod"))
 }
