@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kube_controller_manager::metrics::{
@@ -211,6 +212,23 @@ pub fn volumes(
     text(&families)
 }
 
+/// Observes the start of a pod, since its creation. `own`: without images and init containers; `None`:
+/// its volumes may take any time.
+pub fn observe_start(total: Duration, own: Option<Duration>) {
+    POD_START_TOTAL.with_label_values(&NO_LABELS).observe(total.as_secs_f64());
+    if let Some(own) = own {
+        POD_START_SLI.with_label_values(&NO_LABELS).observe(own.as_secs_f64());
+    }
+}
+
+/// The start of a pod with a network of its own; only the first one counts.
+pub fn set_first_network_start(own: Duration) {
+    static IS_SET: AtomicBool = AtomicBool::new(false);
+    if !IS_SET.swap(true, Ordering::Relaxed) {
+        FIRST_NETWORK_START.with_label_values(&NO_LABELS).set(own.as_secs_f64());
+    }
+}
+
 /// Counts an operation on a volume.
 pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
     let status = if is_done { "success" } else { "fail-unknown" };
@@ -262,6 +280,13 @@ metrics! {
         "[ALPHA] Duration in seconds from kubelet seeing a pod to starting a worker.";
     pub static POD_START: Histogram(START_BUCKETS) = "kubelet_pod_start_duration_seconds",
         "[ALPHA] Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run";
+    static POD_START_SLI: HistogramVec(START_BUCKETS) = "kubelet_pod_start_sli_duration_seconds",
+        "[ALPHA] Duration in seconds to start a pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
+    static POD_START_TOTAL: HistogramVec(START_BUCKETS) =
+        "kubelet_pod_start_total_duration_seconds",
+        "[ALPHA] Duration in seconds to start a pod since creation, including time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
+    static FIRST_NETWORK_START: GaugeVec = "kubelet_first_network_pod_start_sli_duration_seconds",
+        "[INTERNAL] Duration in seconds to start the first network pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
     pub static STATUS_SYNC: Histogram(STATUS_BUCKETS) = "kubelet_pod_status_sync_duration_seconds",
         "[ALPHA] Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.";
     pub static RELIST: Histogram = "kubelet_pleg_relist_duration_seconds",
@@ -346,13 +371,28 @@ metrics! {
         "[ALPHA] Number of in-progress resizes for pods.";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
+    pub static CGROUP_OPERATION: HistogramVec["operation_type"] =
+        "kubelet_cgroup_manager_duration_seconds",
+        "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.";
+    pub static EPHEMERAL_CONTAINERS: IntGauge = "kubelet_managed_ephemeral_containers",
+        "[ALPHA] Current number of ephemeral containers in pods managed by this kubelet.";
+    pub static STARTED_USER_PODS: IntCounter = "kubelet_started_user_namespaced_pods_total",
+        "[ALPHA] Cumulative number of pods with user namespaces started. This metric will only be collected on Linux.";
+    pub static STARTED_USER_PODS_ERRORS: IntCounter =
+        "kubelet_started_user_namespaced_pods_errors_total",
+        "[ALPHA] Cumulative number of errors when starting pods with user namespaces. This metric will only be collected on Linux.";
+    static PROVIDER: IntGaugeVec["provider"] = "kubelet_metrics_provider",
+        "[ALPHA] Metrics provider used by kubelet to collect container stats. Values can be 'cadvisor' and 'cri'";
 }
 
 /// Registers all metrics, so that those without labels are served at zero too.
 pub fn register() {
     register_all();
     process_stats::register();
+    // What cAdvisor counts is read from the same files.
+    PROVIDER.with_label_values(&["cadvisor"]).set(1);
     set_shutdown(0.0, 0.0);
+    FIRST_NETWORK_START.with_label_values(&NO_LABELS).set(0.0);
 }
 
 /// When the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
