@@ -105,6 +105,8 @@ pub enum Error {
     LocalNotFolder(String),
     LocalNotDevice(String),
     LocalPath(String),
+    /// The program `mount` has failed: how it ended, and what it says.
+    MountCommand(String),
     /// A mount option of a local volume.
     MountOption(String),
     Csi(csi::Error),
@@ -292,6 +294,7 @@ impl fmt::Display for Error {
             ),
             Error::LocalNotDevice(path) => write!(f, "{path} is not a block device"),
             Error::LocalPath(path) => write!(f, "invalid path: {path} must not contain '..'"),
+            Error::MountCommand(fault) => write!(f, "mount failed: {fault}"),
             Error::MountOption(option) => {
                 write!(f, "mount option {option:?} of a local volume is not supported")
             }

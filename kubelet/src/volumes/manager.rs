@@ -28,8 +28,9 @@ use super::claim::{self, Bound};
 use super::csi::{self, CsiVolume, Handle, Staged};
 use super::in_use::VolumesInUse;
 use super::locks::{Held, Locks};
+use super::nfs::Export;
 use super::usage::Usages;
-use super::{Error, Folders, expand, fs_group, local, plain};
+use super::{Error, Folders, expand, fs_group, local, nfs, plain};
 use crate::causes::chain;
 use crate::concurrent::join_all;
 use crate::csi::{CsiDrivers, Drivers, NodeInfo, unique_name};
@@ -419,6 +420,12 @@ impl Inner {
             state.pods.entry(uid.clone()).or_default().waits |= mounted.is_none();
             mounted
         };
+        if let Some(source) = &volume.nfs {
+            return match before {
+                Some(mounted) => Attempt::Done(mounted),
+                None => self.set_up_nfs(pod, name, Export::of_pod(source), None).await,
+            };
+        }
         let Some(server) = &self.server else { return Attempt::Failed(in_step(Error::NoServer)) };
         let (csi, bound) = match (&volume.csi, claim::claim_of(pod, volume)) {
             (Some(source), _) => (CsiVolume::inline(pod, name, source), None),
@@ -441,9 +448,17 @@ impl Inner {
                     let in_step = Error::in_step(step, bound.name());
                     return Attempt::Failed(in_step(Error::NodeAffinity));
                 }
-                match bound.spec().csi {
-                    Some(source) => (CsiVolume::persistent(&bound, &source), Some(bound)),
-                    None => return self.set_up_local(pod, name, bound).await,
+                match (bound.spec().csi, Export::of_claim(&bound)) {
+                    (Some(source), _) => (CsiVolume::persistent(&bound, &source), Some(bound)),
+                    (None, Some(export)) => {
+                        return match before {
+                            Some(mounted) => Attempt::Done(mounted),
+                            None => self.set_up_nfs(pod, name, export, Some(&bound)).await,
+                        };
+                    }
+                    (None, None) => {
+                        return self.set_up_local(pod, name, bound, before.is_none()).await;
+                    }
                 }
             }
             (None, None) => return Attempt::Failed(in_step(Error::UnsupportedKind)),
@@ -471,8 +486,15 @@ impl Inner {
         }
     }
 
-    /// Sets up a folder or a device of this machine that a PersistentVolume names.
-    async fn set_up_local(&self, pod: &Arc<Pod>, name: &str, bound: Bound) -> Attempt {
+    /// Sets up a folder or a device of this machine that a PersistentVolume names. `is_first`: it was
+    /// not set up before.
+    async fn set_up_local(
+        &self,
+        pod: &Arc<Pod>,
+        name: &str,
+        bound: Bound,
+        is_first: bool,
+    ) -> Attempt {
         let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
         // One pod at a time: the first one sets the owner.
         let of_all = self.locks.lock(&format!("local/{}", bound.name())).await;
@@ -488,9 +510,40 @@ impl Inner {
             let _held = (held, of_all);
             set_up_local(&folders, &pod, &bound)
         });
-        match self.counted(plugin, operation, set_up).await {
+        let set_up = match is_first {
+            true => self.counted(plugin, operation, set_up).await,
+            false => set_up.await,
+        };
+        match set_up {
             Ok(mounted) => Attempt::Done(mounted),
             Err(error) => Attempt::Failed(error),
+        }
+    }
+
+    /// Mounts the folder of a server.
+    async fn set_up_nfs(
+        &self,
+        pod: &Pod,
+        name: &str,
+        export: Export,
+        bound: Option<&Bound>,
+    ) -> Attempt {
+        let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
+        let persistent = bound.map(|bound| bound.name().to_owned());
+        let folder = persistent.as_deref().unwrap_or(name);
+        let in_step = Error::in_step("MountVolume.SetUp failed", folder);
+        let path = self.folders.volume(&pod.uid(), "nfs", folder);
+        let (read_only, target) = (export.read_only, path.clone());
+        let mounted = task::blocking(move || {
+            let _held = held;
+            export.mount(&target)
+        });
+        match self.counted(nfs::PLUGIN, "volume_mount", mounted).await {
+            Ok(()) => {
+                let group = bound.and_then(Bound::group);
+                Attempt::Done(Mounted { path, read_only, is_device: false, group, persistent })
+            }
+            Err(error) => Attempt::Failed(in_step(error)),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The folders, files and devices of pods. [`VolumeManager`] sets up their volumes, each kind in a file
-//! of its own: `plain` those of this machine and of objects, `local` and `csi` those behind claims.
+//! of its own: `plain` those of this machine and of objects, `nfs` those of servers, `local` and `csi`
+//! those behind claims.
 //! `tear_down` has the way back.
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
@@ -22,6 +23,7 @@ mod locks;
 mod loop_device;
 mod manager;
 mod mounts_below;
+mod nfs;
 mod ownership;
 mod payload;
 mod plain;

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::manager::Mounted;
-use super::{CLOSED, Error, Folders, OPEN, atomic, fs_group, in_tree, make_all, payload};
+use super::{CLOSED, Error, Folders, OPEN, atomic, fs_group, in_tree, make_all, nfs, payload};
 use crate::cgroups::Resources;
 use crate::metrics;
 use crate::objects::PodObjects;
@@ -50,13 +50,17 @@ pub(super) fn plugin(volume: &core::Volume) -> Option<&'static str> {
         (volume.downward_api.is_some(), "kubernetes.io/downward-api"),
         (volume.projected.is_some(), "kubernetes.io/projected"),
         (volume.image.is_some(), "kubernetes.io/image"),
+        (volume.nfs.is_some(), nfs::PLUGIN),
     ];
     kinds.into_iter().find_map(|(is_it, plugin)| is_it.then_some(plugin))
 }
 
-/// Whether a volume has neither a claim nor a driver.
+/// Whether a volume has neither a claim nor a driver nor a server.
 pub(super) fn is_plain(volume: &core::Volume) -> bool {
-    volume.persistent_volume_claim.is_none() && volume.ephemeral.is_none() && volume.csi.is_none()
+    volume.persistent_volume_claim.is_none()
+        && volume.ephemeral.is_none()
+        && volume.csi.is_none()
+        && volume.nfs.is_none()
 }
 
 /// A volume's name, and whether it is set up.

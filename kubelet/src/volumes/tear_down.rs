@@ -12,7 +12,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use super::csi::{self, absent_is_fine, entries};
 use super::manager::Inner;
 use super::mounts_below::{is_mounted, make_private, mounts_below};
-use super::{Error, plain, subpath};
+use super::{Error, nfs, plain, subpath};
 use crate::files::tree;
 use crate::pod::Uid;
 
@@ -20,8 +20,8 @@ use crate::pod::Uid;
 enum Found {
     /// What containers mount there is the pod's own, and ends with it.
     Own(PathBuf),
-    /// A folder of the machine.
-    Local(PathBuf),
+    /// A folder of the machine or of a server.
+    Mount(PathBuf),
     Csi(PathBuf),
     CsiDevice(PathBuf),
     /// A link to a device of the machine.
@@ -33,7 +33,7 @@ impl Found {
     /// The plugin and the operation that ends the volume, in metrics; `None`: not one of these.
     fn operation(&self) -> Option<(String, &'static str)> {
         let (path, operation) = match self {
-            Found::Own(path) | Found::Local(path) => (path, "volume_unmount"),
+            Found::Own(path) | Found::Mount(path) => (path, "volume_unmount"),
             Found::Device(path) => (path, "unmap_volume"),
             Found::Csi(_) | Found::CsiDevice(_) | Found::Unknown(_) => return None,
         };
@@ -90,7 +90,7 @@ fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
         found.extend(entries(&kind)?.into_iter().map(|volume| match name.as_str() {
             csi::FOLDER => Found::Csi(volume),
-            plain::LOCAL => Found::Local(volume),
+            plain::LOCAL | nfs::FOLDER => Found::Mount(volume),
             name if plain::FOLDERS.contains(&name) => Found::Own(volume),
             _ => Found::Unknown(volume),
         }));
@@ -114,8 +114,8 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
             unmount_below(&folder, UnmountFlags::DETACH)?;
             unmount_all(&folder)
         }
-        Found::Local(folder) => {
-            // What lies in it is the machine's: only an empty folder goes.
+        Found::Mount(folder) => {
+            // What lies in it is not the pod's: only an empty folder goes.
             while is_mounted(&folder).map_err(Error::at(&folder))? {
                 let unmounted = unmount(&folder, UnmountFlags::NOFOLLOW);
                 unmounted.map_err(|error| Error::at(&folder)(error.into()))?;

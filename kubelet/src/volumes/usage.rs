@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 
 use super::csi::Handle;
 use super::manager::{Inner, Mounted, VolumeManager};
-use super::{Error, Folders, claim, plain};
+use super::{Error, Folders, claim, nfs, plain};
 use crate::causes::chain;
 use crate::csi::{self, Amounts};
 use crate::metrics;
@@ -166,11 +166,11 @@ fn plugin_of(volume: &core::Volume, mounted: Option<&Mounted>, driven: Option<&H
     if let Some(of) = driven {
         return of.plugin();
     }
-    let is_local = |of: &Mounted| {
-        of.is_device || of.path.components().any(|part| part.as_os_str() == plain::LOCAL)
-    };
+    let is_below =
+        |of: &Mounted, folder: &str| of.path.components().any(|part| part.as_os_str() == folder);
     let plugin = plain::plugin(volume).unwrap_or_else(|| match mounted {
-        Some(mounted) if is_local(mounted) => plain::LOCAL_PLUGIN,
+        Some(of) if of.is_device || is_below(of, plain::LOCAL) => plain::LOCAL_PLUGIN,
+        Some(of) if is_below(of, nfs::FOLDER) => nfs::PLUGIN,
         Some(_) => plain::HOST_PATH_PLUGIN,
         // What its claim stands for is not known yet.
         None => plain::NO_PLUGIN,
@@ -240,10 +240,12 @@ fn gauge_of(
         }
         (Some(of), _) => Some(Gauge::Driver { of, path: mounted.path }),
         (None, Some(_)) if mounted.is_device => Some(Gauge::Device(mounted.path)),
-        (None, Some(volume)) if mounted.path == folders.volume(uid, "local-volume", &volume) => {
-            Some(Gauge::FileSystem(mounted.path))
+        (None, _) => {
+            let below = mounted.path.strip_prefix(folders.pod(uid).join("volumes")).ok()?;
+            let kind = below.components().next()?.as_os_str();
+            let is_mount = kind == plain::LOCAL || kind == nfs::FOLDER;
+            is_mount.then_some(Gauge::FileSystem(mounted.path))
         }
-        (None, _) => None,
     }
 }
 
@@ -340,6 +342,7 @@ mod tests {
             persistent: persistent.map(str::to_owned),
         };
         let local = folders.volume(&uid, "local-volume", "pv");
+        let of_server = folders.volume(&uid, "nfs", "v");
         let (path, block) = (Path::new("/p"), folders.published_block("pv", &uid));
         for (mounted, driven, expected) in [
             (
@@ -359,6 +362,7 @@ mod tests {
             ),
             (mounted(&local, false, Some("pv")), None, Some(Gauge::FileSystem(local.clone()))),
             (mounted(path, true, Some("pv")), None, Some(Gauge::Device(path.to_owned()))),
+            (mounted(&of_server, false, None), None, Some(Gauge::FileSystem(of_server.clone()))),
             // A hostPath of a PersistentVolume, and of a pod.
             (mounted(path, false, Some("pv")), None, None),
             (mounted(path, false, None), None, None),
@@ -386,6 +390,12 @@ mod tests {
             (claimed(), None, None, "N/A"),
             (claimed(), Some(&local), None, "kubernetes.io/local-volume"),
             (claimed(), Some(&mounted("/dev/x", true)), None, "kubernetes.io/local-volume"),
+            (
+                claimed(),
+                Some(&mounted("/r/pods/u/volumes/kubernetes.io~nfs/pv", false)),
+                None,
+                "kubernetes.io/nfs",
+            ),
             (claimed(), Some(&mounted("/x", false)), None, "kubernetes.io/host-path"),
         ] {
             assert_eq!(plugin_of(&volume, mounted, driven), expected, "{mounted:?}");
