@@ -127,7 +127,7 @@ impl Driver {
         }))
     }
 
-    /// From now on it says that the node may have so many volumes.
+    /// From now on it says that the node may have this number of volumes.
     pub fn set_max_volumes(&self, count: i64) {
         self.0.max_volumes.store(count, Ordering::SeqCst);
     }
