@@ -208,7 +208,7 @@ mod tests {
         serde_json::from_value(value).expect("a volume")
     }
 
-    /// The source of the driver, or why there is none.
+    /// The source of the driver, or the error.
     fn of_driver(metadata: &Value, spec: &Value) -> Value {
         match translated(&volume(metadata, spec)) {
             Ok(Some(volume)) => {

@@ -64,8 +64,8 @@ impl Export {
         arguments
     }
 
-    /// Mounts it. What is mounted there already stays as it is. Blocks, while the server does not
-    /// answer for as long as `mount` waits for it.
+    /// Mounts it. What is mounted there already stays as it is. Blocks, until `mount` gives up if
+    /// the server does not answer.
     ///
     /// # Errors
     /// `mount` fails, or is missing.
