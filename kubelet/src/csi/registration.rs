@@ -230,7 +230,10 @@ impl DriverRegistration {
                 self.clock.sleep(wait).or(changed).await;
                 continue;
             }
-            let refreshed = async { node.refresh(&self.drivers.get(name)?).await };
+            let refreshed = async {
+                let driver = self.drivers.get(name)?;
+                node.refresh(&driver).await
+            };
             if let Err(error) = refreshed.await {
                 log::error!("Failed to update CSIDriver {name}: {}", chain(&error));
             }

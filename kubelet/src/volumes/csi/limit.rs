@@ -33,9 +33,11 @@ impl Inner {
         if !is_exhausted(&attachment) {
             return false;
         }
-        let refreshed =
-            async { server.csi_node.refresh(&self.drivers.get(&of.driver)?).await }.await;
-        if let Err(error) = refreshed {
+        let refreshed = async {
+            let driver = self.drivers.get(&of.driver)?;
+            server.csi_node.refresh(&driver).await
+        };
+        if let Err(error) = refreshed.await {
             log::error!("Failed to update CSIDriver {}: {}", of.driver, chain(&error));
         }
         true
