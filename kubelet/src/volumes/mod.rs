@@ -160,7 +160,8 @@ pub fn variable_file(
 }
 
 /// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
-/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume.
+/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume; `recursive`: whether
+/// what is mounted in a mount can be read-only too.
 ///
 /// # Errors
 /// One that names the mount.
@@ -171,6 +172,7 @@ pub fn mounts(
     container: &Container,
     environment: &Values,
     images: &HashMap<String, api::ImageSpec>,
+    recursive: bool,
 ) -> Result<Vec<api::Mount>, Error> {
     let uid = pod.uid();
     let mut mounts = Vec::new();
@@ -203,7 +205,7 @@ pub fn mounts(
         mounts.push(api::Mount {
             container_path: mount.mount_path.clone(),
             host_path: source.display().to_string(),
-            recursive_read_only: is_recursive(mount)?,
+            recursive_read_only: is_recursive(mount, recursive)?,
             readonly: mount.read_only.unwrap_or_default() || volume.read_only,
             selinux_relabel: selinux::relabels(folders, &uid, volume),
             image_sub_path: if image.is_some() { sub_path } else { String::new() },
@@ -236,17 +238,18 @@ pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::De
 }
 
 /// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
-fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
+fn is_recursive(mount: &core::VolumeMount, is_possible: bool) -> Result<bool, Error> {
     let fault = |fault: &str| Error::RecursiveReadOnly(fault.to_owned());
     match mount.recursive_read_only.as_deref() {
-        // `IfPossible` is not enforced: it would need a question to the runtime for each start.
-        None | Some("Disabled" | "IfPossible") => Ok(false),
-        Some("Enabled") if mount.read_only != Some(true) => Err(fault(&format!(
+        None | Some("Disabled") => Ok(false),
+        Some("Enabled" | "IfPossible") if mount.read_only != Some(true) => Err(fault(&format!(
             "volume {:?} requested recursive read-only mode, but it is not \
                                 read-only",
             mount.name
         ))),
-        Some("Enabled") if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") => {
+        Some("Enabled" | "IfPossible")
+            if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") =>
+        {
             Err(fault(&format!(
                 "volume {:?} requested recursive read-only mode, but it is not \
                                 compatible with propagation",
@@ -254,6 +257,7 @@ fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
             )))
         }
         Some("Enabled") => Ok(true),
+        Some("IfPossible") => Ok(is_possible),
         Some(other) => Err(fault(&format!("unknown recursive read-only mode {other:?}"))),
     }
 }
@@ -380,7 +384,7 @@ mod tests {
             let mounted = Mounted { path, read_only, is_device, group, persistent };
             let mounted = VolumeMap::from([("v".to_owned(), mounted)]);
             let (values, images) = (Values::default(), HashMap::new());
-            let found = mounts(&folders, &pod, &mounted, container, &values, &images);
+            let found = mounts(&folders, &pod, &mounted, container, &values, &images, false);
             let found = match found {
                 Ok(found) => found,
                 Err(error) if !rustix::process::geteuid().is_root() => {
@@ -516,17 +520,19 @@ mod tests {
             mount_propagation: propagation.map(str::to_owned),
             ..Default::default()
         };
-        for (mount, expected) in [
-            (core::VolumeMount::default(), Some(false)),
-            (mount("Disabled", true, None), Some(false)),
-            (mount("IfPossible", true, None), Some(false)),
-            (mount("Enabled", true, None), Some(true)),
-            (mount("Enabled", true, Some("None")), Some(true)),
-            (mount("Enabled", false, None), None),
-            (mount("Enabled", true, Some("HostToContainer")), None),
-            (mount("Maybe", true, None), None),
+        for (mount, possible, expected) in [
+            (core::VolumeMount::default(), true, Some(false)),
+            (mount("Disabled", true, None), true, Some(false)),
+            (mount("IfPossible", true, None), true, Some(true)),
+            (mount("IfPossible", true, None), false, Some(false)),
+            (mount("IfPossible", false, None), true, None),
+            (mount("Enabled", true, None), false, Some(true)),
+            (mount("Enabled", true, Some("None")), false, Some(true)),
+            (mount("Enabled", false, None), false, None),
+            (mount("Enabled", true, Some("HostToContainer")), false, None),
+            (mount("Maybe", true, None), true, None),
         ] {
-            assert_eq!(is_recursive(&mount).ok(), expected, "{mount:?}");
+            assert_eq!(is_recursive(&mount, possible).ok(), expected, "{mount:?}");
         }
     }
 
