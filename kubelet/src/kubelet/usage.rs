@@ -41,7 +41,7 @@ impl Kubelet {
     /// # Errors
     /// See [`usage`](Self::usage).
     pub async fn summary(self: &Arc<Self>) -> Result<Summary, Error> {
-        let pods = self.pods();
+        let pods = self.store.pods();
         let (usage, volumes) = zip(self.usage(false), self.manager.volumes.usage(&pods)).await;
         let mut summary = usage?;
         stats::add_volumes(&mut summary, &volumes);
@@ -50,7 +50,7 @@ impl Kubelet {
 
     /// The metrics of volumes, as text.
     pub async fn volume_metrics(&self) -> Vec<u8> {
-        let pods = self.pods();
+        let pods = self.store.pods();
         let measured = self.manager.volumes.usage(&pods).await;
         let claims = stats::claim_amounts(&pods, &measured);
         metrics::volumes(&claims, &self.manager.volumes.counts(&pods))

@@ -571,7 +571,7 @@ pub fn add_volumes(summary: &mut Summary, measured: &HashMap<Uid, Vec<MeasuredVo
 
 /// What the volumes of claims hold, for metrics: by namespace and claim.
 pub fn claim_amounts(
-    pods: &[Pod],
+    pods: &[Arc<Pod>],
     measured: &HashMap<Uid, Vec<MeasuredVolume>>,
 ) -> BTreeMap<(String, String), ClaimAmounts> {
     let of_pods = pods.iter().flat_map(|pod| {
@@ -925,7 +925,7 @@ mod tests {
         });
         assert_eq!(shown[0], fs);
         assert_eq!((&shown[1]["name"], shown[1].get("pvcRef")), (&"inline".into(), None));
-        let claims = claim_amounts(&[pod], &measured);
+        let claims = claim_amounts(&[Arc::new(pod)], &measured);
         let expected = [(("n".to_owned(), "c".to_owned()), [6, 5, 4, 3, 2, 1])];
         assert_eq!(claims, BTreeMap::from(expected));
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::FutureExt;
@@ -112,7 +113,7 @@ impl VolumeManager {
 
     /// What the volumes of claims and drivers of these pods hold, as far as it is known.
     /// The future may be dropped at any time: measurements that it has begun run to their ends.
-    pub async fn usage(&self, pods: &[Pod]) -> HashMap<Uid, Vec<MeasuredVolume>> {
+    pub async fn usage(&self, pods: &[Arc<Pod>]) -> HashMap<Uid, Vec<MeasuredVolume>> {
         let inner = &self.0;
         let Some(period) = inner.usage_period else { return HashMap::new() };
         let now = inner.clock.monotonic();
@@ -142,7 +143,7 @@ const STATES: [&str; 2] = ["desired_state_of_world", "actual_state_of_world"];
 
 impl VolumeManager {
     /// How many volumes of these pods there are, by plugin and state. Upstream: `getVolumeCount`.
-    pub fn counts(&self, pods: &[Pod]) -> BTreeMap<(String, &'static str), i64> {
+    pub fn counts(&self, pods: &[Arc<Pod>]) -> BTreeMap<(String, &'static str), i64> {
         let known = self.0.state.lock().known();
         let mut counts = BTreeMap::new();
         for pod in pods {

@@ -741,7 +741,7 @@ fn volumes_say_what_they_hold() {
         place.server.bind("c", csi_source("vol-1"), json!({})).await;
         let pod = pod("p", &claimed("c"));
         place.set_up(&keeper, &pod).await;
-        let pods = [Pod::clone(&pod)];
+        let pods = [pod.clone()];
         let (volumes, uid) = (&keeper.volumes, pod.uid());
         let is_measured = || async { !volumes.usage(&pods).await[&uid].is_empty() };
         place.server.eventually_is("measured", is_measured).await;
