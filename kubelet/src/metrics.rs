@@ -374,6 +374,12 @@ metrics! {
     pub static CGROUP_OPERATION: HistogramVec["operation_type"] =
         "kubelet_cgroup_manager_duration_seconds",
         "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.";
+    pub static IMAGE_VOLUMES: IntCounter = "kubelet_image_volume_requested_total",
+        "[BETA] Number of requested image volumes.";
+    pub static IMAGE_VOLUMES_MOUNTED: IntCounter = "kubelet_image_volume_mounted_succeed_total",
+        "[BETA] Number of successful image volume mounts.";
+    pub static IMAGE_VOLUME_ERRORS: IntCounter = "kubelet_image_volume_mounted_errors_total",
+        "[BETA] Number of failed image volume mounts.";
     pub static EPHEMERAL_CONTAINERS: IntGauge = "kubelet_managed_ephemeral_containers",
         "[ALPHA] Current number of ephemeral containers in pods managed by this kubelet.";
     pub static STARTED_USER_PODS: IntCounter = "kubelet_started_user_namespaced_pods_total",
