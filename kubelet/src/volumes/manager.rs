@@ -810,6 +810,8 @@ mod tests {
     use std::pin::pin;
 
     use futures_lite::future::{block_on, poll_once};
+    use kube_controller_manager::clock::FakeClock;
+    use kube_controller_manager::objects::Timestamp;
 
     use super::*;
 
@@ -880,6 +882,31 @@ mod tests {
             assert!(poll_once(&mut wake).await.is_none());
             assert!(due.try_recv().is_err(), "it does not wait any more");
         });
+    }
+
+    #[test]
+    fn a_limit_counts_once_a_pod_has_waited_for_long() {
+        let (clock, pod) = (FakeClock::new(Timestamp::from_secs(0)), pod());
+        let mut manager = manager();
+        Arc::get_mut(&mut manager.0).expect("the only one").clock = clock.clone();
+        let inner = &manager.0;
+        let attempts = || {
+            let not_attached = Error::NotAttached("u".to_owned());
+            vec![("v".to_owned(), Attempt::Failed(not_attached))]
+        };
+        let of = Handle { driver: "d".to_owned(), handle: "h".to_owned() };
+        inner.state.lock().volume(&pod.uid(), "v").driven = Some(of.clone());
+        assert!(inner.late(&pod.uid(), &attempts()).is_none(), "it has just begun");
+        assert!(inner.conclude(&pod, attempts()).is_some());
+        clock.advance(PATIENCE - Duration::from_secs(1));
+        assert!(inner.late(&pod.uid(), &attempts()).is_none());
+        clock.advance(Duration::from_secs(1));
+        let (waiting, error) = inner.late(&pod.uid(), &attempts()).expect("it is late");
+        assert_eq!(waiting, [of]);
+        let expected = "Node has reached its volume attachment limit, rejecting pod. unmounted \
+                        volumes=[v], unattached volumes=[v], failed to process volumes=[]: context \
+                        deadline exceeded";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]
