@@ -1,6 +1,8 @@
 //! The kubelet's metrics, under upstream's names. Upstream: `pkg/kubelet/metrics`.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kube_controller_manager::metrics::{
@@ -20,11 +22,20 @@ const PULL_BUCKETS: [f64; 18] = [
     1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0,
     1200.0, 1800.0, 2700.0, 3600.0,
 ];
+/// Upstream: those of `StorageOperationMetric`.
+const STORAGE_BUCKETS: [f64; 13] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
 /// The results of probes, which have a page of their own. Upstream: `prober.ProberResults`,
 /// `ProberDuration`.
 pub static PROBES: LazyLock<ProbeMetrics> = LazyLock::new(ProbeMetrics::new);
+
+/// A metric that is not registered.
+fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
+    let spec = Spec { name, help, labels, buckets: Vec::new() };
+    M::new(spec).expect("the names are valid")
+}
 
 /// See [`PROBES`].
 pub struct ProbeMetrics {
@@ -39,10 +50,6 @@ impl ProbeMetrics {
     const RESULTS: [&'static str; 2] = ["successful", "failed"];
 
     fn new() -> ProbeMetrics {
-        fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
-            let spec = Spec { name, help, labels, buckets: Vec::new() };
-            M::new(spec).expect("the names are valid")
-        }
         ProbeMetrics {
             results: made(
                 "prober_probe_total",
@@ -166,8 +173,90 @@ pub fn render(now: Timestamp) -> Vec<u8> {
     metrics::render()
 }
 
+/// What a volume of a claim holds, in the order of [`VOLUME_STATS`].
+pub type ClaimAmounts = [u64; 6];
+
+const VOLUME_STATS: [(&str, &str); 6] = [
+    ("kubelet_volume_stats_capacity_bytes", "[ALPHA] Capacity in bytes of the volume"),
+    ("kubelet_volume_stats_available_bytes", "[ALPHA] Number of available bytes in the volume"),
+    ("kubelet_volume_stats_used_bytes", "[ALPHA] Number of used bytes in the volume"),
+    ("kubelet_volume_stats_inodes", "[ALPHA] Maximum number of inodes in the volume"),
+    ("kubelet_volume_stats_inodes_free", "[ALPHA] Number of free inodes in the volume"),
+    ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume"),
+];
+
+/// What volumes hold, by namespace and claim, and how many there are, by plugin and state: as text.
+/// Upstream: `volumeStatsCollector`, `totalVolumesCollector`.
+pub fn volumes(
+    claims: &BTreeMap<(String, String), ClaimAmounts>,
+    counts: &BTreeMap<(String, &'static str), i64>,
+) -> Vec<u8> {
+    // A metric without series has no text.
+    let mut families = Vec::new();
+    for (at, (name, help)) in VOLUME_STATS.iter().enumerate().filter(|_| !claims.is_empty()) {
+        let gauge: GaugeVec = made(name, help, &["namespace", "persistentvolumeclaim"]);
+        for ((namespace, claim), amounts) in claims {
+            gauge.with_label_values(&[namespace, claim]).set(amounts[at] as f64);
+        }
+        families.extend(gauge.collect());
+    }
+    if !counts.is_empty() {
+        let help = "[ALPHA] Number of volumes in Volume Manager";
+        let gauge: IntGaugeVec =
+            made("volume_manager_total_volumes", help, &["plugin_name", "state"]);
+        for ((plugin, state), count) in counts {
+            gauge.with_label_values(&[plugin.as_str(), *state]).set(*count);
+        }
+        families.extend(gauge.collect());
+    }
+    text(&families)
+}
+
+/// Observes the start of a pod, since its creation. `own`: without images and init containers; `None`:
+/// its volumes may take any time.
+pub fn observe_start(total: Duration, own: Option<Duration>) {
+    POD_START_TOTAL.with_label_values(&NO_LABELS).observe(total.as_secs_f64());
+    if let Some(own) = own {
+        POD_START_SLI.with_label_values(&NO_LABELS).observe(own.as_secs_f64());
+    }
+}
+
+/// The start of a pod with a network of its own; only the first one counts.
+pub fn set_first_network_start(own: Duration) {
+    static IS_SET: AtomicBool = AtomicBool::new(false);
+    if !IS_SET.swap(true, Ordering::Relaxed) {
+        FIRST_NETWORK_START.with_label_values(&NO_LABELS).set(own.as_secs_f64());
+    }
+}
+
+/// Counts an operation on a volume.
+pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
+    let status = if is_done { "success" } else { "fail-unknown" };
+    let labels = [plugin, operation, status, "false"];
+    STORAGE_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
+}
+
+/// Counts a call to a driver of volumes. `code`: by its name in Go.
+pub fn observe_csi(driver: &str, method: &str, code: &str, took: Duration) {
+    let method = format!("/{method}");
+    let labels = [driver, &method, code, "false"];
+    CSI_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
+}
+
 metrics! {
     fn register_all;
+    // Upstream: `pkg/volume/util/metrics.go`.
+    static STORAGE_OPERATION:
+        HistogramVec["volume_plugin", "operation_name", "status", "migrated"](STORAGE_BUCKETS) =
+        "storage_operation_duration_seconds", "[ALPHA] Storage operation duration";
+    static CSI_OPERATION: HistogramVec[
+        "driver_name", "method_name", "grpc_status_code", "migrated"
+    ](STORAGE_BUCKETS) = "csi_operations_seconds",
+        "[ALPHA] Container Storage Interface operation duration with gRPC error code status total";
+    // Upstream: `pkg/kubelet/server/metrics`.
+    pub static VOLUME_MEASUREMENT: HistogramVec["metric_source"] =
+        "kubelet_volume_metric_collection_duration_seconds",
+        "[ALPHA] Duration in seconds to calculate volume stats";
     static CLIENT_TTL: GaugeVec = "kubelet_certificate_manager_client_ttl_seconds",
         "[ALPHA] Gauge of the TTL (time-to-live) of the Kubelet's client certificate. The value is in seconds until certificate expiry (negative if already expired). If client certificate is invalid or unused, the value will be +INF.";
     static SERVING_TTL: GaugeVec = "kubelet_certificate_manager_server_ttl_seconds",
@@ -191,6 +280,13 @@ metrics! {
         "[ALPHA] Duration in seconds from kubelet seeing a pod to starting a worker.";
     pub static POD_START: Histogram(START_BUCKETS) = "kubelet_pod_start_duration_seconds",
         "[ALPHA] Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run";
+    static POD_START_SLI: HistogramVec(START_BUCKETS) = "kubelet_pod_start_sli_duration_seconds",
+        "[ALPHA] Duration in seconds to start a pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
+    static POD_START_TOTAL: HistogramVec(START_BUCKETS) =
+        "kubelet_pod_start_total_duration_seconds",
+        "[ALPHA] Duration in seconds to start a pod since creation, including time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
+    static FIRST_NETWORK_START: GaugeVec = "kubelet_first_network_pod_start_sli_duration_seconds",
+        "[INTERNAL] Duration in seconds to start the first network pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
     pub static STATUS_SYNC: Histogram(STATUS_BUCKETS) = "kubelet_pod_status_sync_duration_seconds",
         "[ALPHA] Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.";
     pub static RELIST: Histogram = "kubelet_pleg_relist_duration_seconds",
@@ -275,13 +371,34 @@ metrics! {
         "[ALPHA] Number of in-progress resizes for pods.";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
+    pub static CGROUP_OPERATION: HistogramVec["operation_type"] =
+        "kubelet_cgroup_manager_duration_seconds",
+        "[ALPHA] Duration in seconds for cgroup manager operations. Broken down by method.";
+    pub static IMAGE_VOLUMES: IntCounter = "kubelet_image_volume_requested_total",
+        "[BETA] Number of requested image volumes.";
+    pub static IMAGE_VOLUMES_MOUNTED: IntCounter = "kubelet_image_volume_mounted_succeed_total",
+        "[BETA] Number of successful image volume mounts.";
+    pub static IMAGE_VOLUME_ERRORS: IntCounter = "kubelet_image_volume_mounted_errors_total",
+        "[BETA] Number of failed image volume mounts.";
+    pub static EPHEMERAL_CONTAINERS: IntGauge = "kubelet_managed_ephemeral_containers",
+        "[ALPHA] Current number of ephemeral containers in pods managed by this kubelet.";
+    pub static STARTED_USER_PODS: IntCounter = "kubelet_started_user_namespaced_pods_total",
+        "[ALPHA] Cumulative number of pods with user namespaces started. This metric will only be collected on Linux.";
+    pub static STARTED_USER_PODS_ERRORS: IntCounter =
+        "kubelet_started_user_namespaced_pods_errors_total",
+        "[ALPHA] Cumulative number of errors when starting pods with user namespaces. This metric will only be collected on Linux.";
+    static PROVIDER: IntGaugeVec["provider"] = "kubelet_metrics_provider",
+        "[ALPHA] Metrics provider used by kubelet to collect container stats. Values can be 'cadvisor' and 'cri'";
 }
 
 /// Registers all metrics, so that those without labels are served at zero too.
 pub fn register() {
     register_all();
     process_stats::register();
+    // What cAdvisor counts is read from the same files.
+    PROVIDER.with_label_values(&["cadvisor"]).set(1);
     set_shutdown(0.0, 0.0);
+    FIRST_NETWORK_START.with_label_values(&NO_LABELS).set(0.0);
 }
 
 /// Sets when the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.
@@ -383,6 +500,29 @@ mod tests {
         }
         metrics.remove(probe, "u");
         assert_eq!(page(), "");
+    }
+
+    #[test]
+    fn volumes_are_shown_by_their_claims_and_plugins() {
+        let none = volumes(&BTreeMap::new(), &BTreeMap::new());
+        assert!(none.is_empty());
+        let claims = [(("n".to_owned(), "c".to_owned()), [6, 5, 4, 3, 2, 1])].into();
+        let counts = [(("kubernetes.io/csi:d".to_owned(), "actual_state_of_world"), 7)].into();
+        let page = String::from_utf8(volumes(&claims, &counts)).expect("text");
+        let lines: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+        let labels = "{namespace=\"n\",persistentvolumeclaim=\"c\"}";
+        let expected = [
+            format!("kubelet_volume_stats_capacity_bytes{labels} 6"),
+            format!("kubelet_volume_stats_available_bytes{labels} 5"),
+            format!("kubelet_volume_stats_used_bytes{labels} 4"),
+            format!("kubelet_volume_stats_inodes{labels} 3"),
+            format!("kubelet_volume_stats_inodes_free{labels} 2"),
+            format!("kubelet_volume_stats_inodes_used{labels} 1"),
+            "volume_manager_total_volumes{plugin_name=\"kubernetes.io/csi:d\",\
+             state=\"actual_state_of_world\"} 7"
+                .to_owned(),
+        ];
+        assert_eq!(lines, expected);
     }
 
     #[test]

@@ -144,6 +144,20 @@ pub trait PodExt {
     fn container(&self, name: &str) -> Option<&Container> {
         self.all_containers().find(|container| container.name == name)
     }
+
+    /// Whether a container mounts a volume, or has it as a device; the others are not set up.
+    /// Upstream: `GetPodVolumeNames`.
+    fn uses_volume(&self, volume: &str) -> bool {
+        let names = |mounts: &Option<Vec<core::VolumeMount>>,
+                     devices: &Option<Vec<core::VolumeDevice>>| {
+            mounts.iter().flatten().any(|mount| mount.name == volume)
+                || devices.iter().flatten().any(|device| device.name == volume)
+        };
+        let mut ephemeral = self.ephemeral_containers().iter();
+        self.all_containers()
+            .any(|container| names(&container.volume_mounts, &container.volume_devices))
+            || ephemeral.any(|container| names(&container.volume_mounts, &container.volume_devices))
+    }
 }
 
 impl PodExt for Pod {
@@ -390,6 +404,23 @@ mod tests {
             (&"x".repeat(256), false),
         ] {
             assert_eq!(Uid::parse(text).is_some(), is_fine, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn volumes_of_each_kind_of_container_are_used() {
+        let mounted = |name: &str| serde_json::json!([{"name": name, "mountPath": "/v"}]);
+        let pod: Pod = serde_json::from_value(serde_json::json!({"spec": {
+            "initContainers": [{"name": "i", "volumeMounts": mounted("a")}],
+            "containers": [{"name": "c", "volumeMounts": mounted("b"),
+                            "volumeDevices": [{"name": "d", "devicePath": "/d"}]}],
+            "ephemeralContainers": [{"name": "e", "volumeMounts": mounted("f")}],
+        }}))
+        .expect("a pod");
+        for (volume, expected) in
+            [("a", true), ("b", true), ("d", true), ("f", true), ("other", false)]
+        {
+            assert_eq!(pod.uses_volume(volume), expected, "{volume}");
         }
     }
 

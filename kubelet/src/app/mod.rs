@@ -218,6 +218,11 @@ async fn serve(
         ),
         None => None,
     };
+    let volume_server = client.as_ref().map(|client| Server {
+        client: client.clone(),
+        csi_drivers: CsiDrivers::start(ClientSource::new(client.clone()), clock.clone(), &stop),
+        csi_node: NodeInfo::new(client.clone(), node.own.clone(), clock.clone()),
+    });
     let node_sync = NodeSync {
         own: node.own.clone(),
         registration: Registration {
@@ -243,6 +248,7 @@ async fn serve(
         address,
         pressure: node.pressure.clone(),
         runtime: RuntimeWatch::new(runtime.clone(), images.clone(), clock.clone()),
+        csi_node: volume_server.as_ref().map(|server| server.csi_node.clone()),
         clock: clock.clone(),
         periods: Periods {
             update: configuration.node_status_update_frequency.0,
@@ -260,18 +266,14 @@ async fn serve(
         own: node.own.clone(),
         objects: objects.clone(),
         drivers: Drivers::default(),
-        server: client.as_ref().map(|client| Server {
-            client: client.clone(),
-            csi_drivers: CsiDrivers::start(ClientSource::new(client.clone()), clock.clone(), &stop),
-        }),
+        server: volume_server,
         controller_attaches: configuration.enable_controller_attach_detach,
+        usage_period: Some(configuration.volume_stats_agg_period.0)
+            .filter(|period| !period.is_zero()),
         clock: clock.clone(),
         again: again.clone(),
     };
-    let of_node = client
-        .as_ref()
-        .map(|client| NodeInfo::new(client.clone(), node.own.clone(), clock.clone()));
-    let volumes = keep_volumes(parts, of_node, &stop);
+    let volumes = keep_volumes(parts, &stop);
     let manager = Manager {
         actuated,
         user_namespaces: Arc::new(user_namespaces),
@@ -456,11 +458,14 @@ fn keep_node(
 }
 
 /// Starts what registers drivers, and what keeps volumes.
-fn keep_volumes(parts: Parts, node: Option<NodeInfo>, stop: &StopToken) -> VolumeManager {
+fn keep_volumes(parts: Parts, stop: &StopToken) -> VolumeManager {
+    let server = parts.server.as_ref();
+    let server = server.map(|server| (server.csi_node.clone(), server.csi_drivers.clone()));
+    let node = server.as_ref().map(|(node, _)| node.clone());
     let registration = DriverRegistration {
         folder: parts.folders.plugin_sockets(),
         drivers: parts.drivers.clone(),
-        node: node.clone(),
+        server,
         clock: parts.clock.clone(),
     };
     drop(task::spawn(registration.run(stop.clone())));

@@ -1,12 +1,16 @@
 //! The CSIDriver objects: what the API server knows of drivers. Upstream: `CSIDriverLister`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use event_listener::{Event, EventListener};
 use k8s_openapi::api::storage::v1 as storage;
-use kube_controller_manager::cache::{Lister, Scope, SharedIndexInformer, Source};
+use kube_controller_manager::cache::{
+    Deleted, EventHandler, Lister, Scope, SharedIndexInformer, Source,
+};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
-use kube_controller_manager::task::{self, StopToken};
+use kube_controller_manager::task::{self, StopToken, notify_all};
 
 use super::error::Error;
 use super::files::Lifecycle;
@@ -15,10 +19,33 @@ use crate::whole_object::WholeObject;
 const CSI_DRIVERS: ResourceType =
     ResourceType::fixed("storage.k8s.io", "v1", "CSIDriver", "csidrivers", false);
 
-/// All of them.
+/// All of them. Cheap to clone: clones are the same.
+#[derive(Clone)]
 pub struct CsiDrivers {
     informer: SharedIndexInformer<WholeObject<storage::CSIDriver>>,
     lister: Lister<WholeObject<storage::CSIDriver>>,
+    changed: Arc<Event>,
+}
+
+/// Notifies those who wait for a change.
+struct Notifier(Arc<Event>);
+
+impl EventHandler<WholeObject<storage::CSIDriver>> for Notifier {
+    fn on_add(&mut self, _: &Arc<WholeObject<storage::CSIDriver>>, _: bool) {
+        notify_all(&self.0);
+    }
+
+    fn on_update(
+        &mut self,
+        _: &Arc<WholeObject<storage::CSIDriver>>,
+        _: &Arc<WholeObject<storage::CSIDriver>>,
+    ) {
+        notify_all(&self.0);
+    }
+
+    fn on_delete(&mut self, _: &Deleted<WholeObject<storage::CSIDriver>>) {
+        notify_all(&self.0);
+    }
 }
 
 /// One of them; a driver may have none.
@@ -29,9 +56,16 @@ impl CsiDrivers {
     /// Follows them until stopped.
     pub fn start(server: Arc<dyn Source>, clock: SharedClock, stop: &StopToken) -> CsiDrivers {
         let informer = SharedIndexInformer::new(server, Scope::all(CSI_DRIVERS), clock);
+        let changed = Arc::new(Event::new());
+        informer.add_handler("csi-drivers", Notifier(changed.clone()), None);
         let (running, stop) = (informer.clone(), stop.clone());
         drop(task::spawn(async move { running.run(stop).await }));
-        CsiDrivers { lister: informer.lister(), informer }
+        CsiDrivers { lister: informer.lister(), informer, changed }
+    }
+
+    /// Waits for a change of one of them. Listen before you [`get`](Self::get).
+    pub fn changed(&self) -> EventListener {
+        self.changed.listen()
     }
 
     /// The object of a driver.
@@ -77,6 +111,14 @@ impl CsiDriver {
     /// Whether the tokens are secrets, in place of attributes.
     pub fn has_tokens_in_secrets(&self) -> bool {
         self.0.as_ref().and_then(|spec| spec.service_account_token_in_secrets) == Some(true)
+    }
+
+    /// How often the driver is asked for the volumes that the node may have; `None`: only when it
+    /// registers. Upstream: `getNodeAllocatableUpdatePeriod`.
+    pub fn allocatable_period(&self) -> Option<Duration> {
+        let spec = self.0.as_ref()?;
+        let seconds = u64::try_from(spec.node_allocatable_update_period_seconds?).ok()?;
+        Some(Duration::from_secs(seconds)).filter(|period| !period.is_zero())
     }
 
     /// When the kubelet gives the volume to the pod's group. Upstream: `getFSGroupPolicy`.
@@ -153,5 +195,10 @@ mod tests {
         }
         assert!(none.attaches() && !none.wants_pod() && none.tokens().is_empty());
         assert!(!CsiDriver::for_tests(json!({"attachRequired": false})).attaches());
+        let period = |spec| CsiDriver::for_tests(spec).allocatable_period();
+        let seconds = json!({"nodeAllocatableUpdatePeriodSeconds": 10});
+        assert_eq!(period(seconds), Some(Duration::from_secs(10)));
+        assert_eq!(period(json!({"nodeAllocatableUpdatePeriodSeconds": 0})), None);
+        assert_eq!((period(json!({})), none.allocatable_period()), (None, None));
     }
 }

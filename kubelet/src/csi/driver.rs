@@ -13,8 +13,10 @@ use super::api::node_service_capability::Type as Capability;
 use super::api::node_service_capability::rpc::Type as Rpc;
 use super::api::volume_capability::access_mode::Mode;
 use super::api::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
+use super::api::volume_usage::Unit;
 use super::api::{self, VolumeCapability};
 use super::error::Error;
+use crate::metrics;
 
 /// The deadline of each call. Upstream: `csiTimeout`.
 pub const TIMEOUT: Duration = Duration::from_secs(120);
@@ -37,6 +39,41 @@ pub struct Capabilities {
     pub sets_group: bool,
     /// `SINGLE_NODE_MULTI_WRITER`
     pub has_single_writer_modes: bool,
+    /// `GET_VOLUME_STATS`
+    pub has_stats: bool,
+}
+
+/// What a volume holds; zero: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amounts {
+    pub capacity_bytes: u64,
+    pub available_bytes: u64,
+    pub used_bytes: u64,
+    pub inodes: u64,
+    pub inodes_free: u64,
+    pub inodes_used: u64,
+}
+
+impl Amounts {
+    /// As a driver says; units that are not known are left out.
+    fn of(usages: &[api::VolumeUsage]) -> Amounts {
+        let mut all = Amounts::default();
+        for usage in usages {
+            let [total, available, used] = [usage.total, usage.available, usage.used]
+                .map(|amount| u64::try_from(amount).unwrap_or_default());
+            match usage.unit() {
+                Unit::Bytes => {
+                    (all.capacity_bytes, all.available_bytes, all.used_bytes) =
+                        (total, available, used);
+                }
+                Unit::Inodes => {
+                    (all.inodes, all.inodes_free, all.inodes_used) = (total, available, used);
+                }
+                Unit::Unknown => log::error!("a usage of an unknown unit: {usage:?}"),
+            }
+        }
+        all
+    }
 }
 
 impl Capabilities {
@@ -50,6 +87,7 @@ impl Capabilities {
             expands: has(Rpc::ExpandVolume),
             sets_group: has(Rpc::VolumeMountGroup),
             has_single_writer_modes: has(Rpc::SingleNodeMultiWriter),
+            has_stats: has(Rpc::GetVolumeStats),
         }
     }
 
@@ -119,7 +157,13 @@ impl Driver {
         method: &'static str,
         request: &impl Message,
     ) -> Result<A, Error> {
-        Ok(self.channel.call(method, request, Some(TIMEOUT)).await?)
+        let clock = self.channel.clock();
+        let begin = clock.monotonic();
+        let answer: Result<A, grpc::Error> =
+            self.channel.call(method, request, Some(TIMEOUT)).await;
+        let took = clock.monotonic().saturating_sub(begin);
+        metrics::observe_csi(&self.name, method, &code(answer.as_ref().err()), took);
+        Ok(answer?)
     }
 
     /// Asks the driver about the node.
@@ -202,6 +246,28 @@ impl Driver {
         self.call::<api::NodeUnpublishVolumeResponse>(method, &request).await.map(drop)
     }
 
+    /// What a published volume holds; `None`: the driver has no statistics.
+    /// Upstream: `metricsCsi.GetMetrics`.
+    ///
+    /// # Errors
+    /// See [`Driver::info`]; or the driver says nothing.
+    pub async fn volume_stats(&self, handle: &str, path: &Path) -> Result<Option<Amounts>, Error> {
+        if !self.capabilities().await?.has_stats {
+            return Ok(None);
+        }
+        let request = api::NodeGetVolumeStatsRequest {
+            volume_id: handle.to_owned(),
+            volume_path: path.display().to_string(),
+            staging_target_path: String::new(),
+        };
+        let method = "csi.v1.Node/NodeGetVolumeStats";
+        let answer: api::NodeGetVolumeStatsResponse = self.call(method, &request).await?;
+        match answer.usage.is_empty() {
+            true => Err(Error::NoUsage),
+            false => Ok(Some(Amounts::of(&answer.usage))),
+        }
+    }
+
     /// Makes the file system of a published volume as large as the volume. `bytes`: its size.
     ///
     /// # Errors
@@ -226,9 +292,40 @@ impl Driver {
     }
 }
 
+/// The code of a call, as upstream's metric has it. Upstream: `getErrorCode`.
+fn code(error: Option<&grpc::Error>) -> String {
+    match error {
+        None => "OK".to_owned(),
+        Some(grpc::Error::Status { code, .. }) => code.to_string(),
+        Some(grpc::Error::DeadlineExceeded { .. }) => "DeadlineExceeded".to_owned(),
+        Some(grpc::Error::Unreachable { .. } | grpc::Error::Lost { .. }) => {
+            "Unavailable".to_owned()
+        }
+        Some(grpc::Error::Malformed { .. }) => "Internal".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn amounts_are_those_of_known_units() {
+        let usage =
+            |unit, total, available, used| api::VolumeUsage { available, total, used, unit };
+        let usages = [usage(1, 10, 7, 3), usage(2, 5, 4, 1), usage(9, 1, 1, 1)];
+        let expected = Amounts {
+            capacity_bytes: 10,
+            available_bytes: 7,
+            used_bytes: 3,
+            inodes: 5,
+            inodes_free: 4,
+            inodes_used: 1,
+        };
+        assert_eq!(Amounts::of(&usages), expected);
+        let expected = Amounts { capacity_bytes: 10, ..Amounts::default() };
+        assert_eq!(Amounts::of(&[usage(1, 10, -1, -1)]), expected);
+    }
 
     #[test]
     fn access_modes_are_those_that_the_driver_knows() {

@@ -26,6 +26,8 @@ pub enum Error {
     },
     /// The CSIDriver objects are not known yet.
     CsiDriversNotYet,
+    /// A driver with statistics has none of a volume.
+    NoUsage,
     /// A driver's name for the node.
     NoNodeId,
     /// A label of the Node has another value than the driver says.
@@ -98,6 +100,7 @@ impl fmt::Display for Error {
             }
             Error::Call(error) => error.fmt(f),
             Error::Path { path, .. } | Error::Data { path, .. } => write!(f, "{}", path.display()),
+            Error::NoUsage => f.write_str("failed to get usage from response. usage is nil"),
             Error::CsiDriversNotYet => f.write_str("CSIDriver objects are not known yet"),
             Error::NoNodeId => {
                 f.write_str("error adding CSI driver node info: driverNodeID must not be empty")

@@ -31,7 +31,7 @@ pub mod registration_api {
 }
 
 pub use self::csi_drivers::{CsiDriver, CsiDrivers};
-pub use self::driver::{Capabilities, Driver, Publish, Stage, TIMEOUT};
+pub use self::driver::{Amounts, Capabilities, Driver, Publish, Stage, TIMEOUT};
 pub use self::error::Error;
 pub use self::files::{Lifecycle, VolumeData};
 pub use self::node_info::NodeInfo;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use event_listener::{Event, EventListener};
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::api::storage::v1 as storage;
@@ -12,9 +13,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube_controller_manager::client::{Client, Delete, Patch};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{Node, ObjectKey, Resource, ResourceType};
+use kube_controller_manager::task::notify_all;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::api::NodeGetInfoResponse;
+use super::driver::Driver;
 use super::error::Error;
 use crate::causes::chain;
 use crate::node::own::OwnNode;
@@ -54,15 +58,47 @@ pub struct NodeInfo {
     own: OwnNode,
     clock: SharedClock,
     updating: Arc<async_lock::Mutex<()>>,
+    first: Arc<First>,
 }
+
+/// The first CSINode of this process.
+struct First {
+    /// Why it is not there; `None`: it is.
+    fault: Mutex<Option<String>>,
+    /// An attempt at it has ended.
+    attempted: Event,
+}
+
+const NOT_YET: &str = "CSINode is not yet initialized";
 
 impl NodeInfo {
     pub fn new(client: Client, own: OwnNode, clock: SharedClock) -> NodeInfo {
-        NodeInfo { client, own, clock, updating: Arc::default() }
+        let fault = Mutex::new(Some(NOT_YET.to_owned()));
+        let first = Arc::new(First { fault, attempted: Event::new() });
+        NodeInfo { client, own, clock, updating: Arc::default(), first }
     }
 
-    /// Makes the CSINode once the Node is registered, and tries until it is there: the scheduler
-    /// counts volumes by it. Upstream: `initializeCSINode`.
+    /// Why the node takes no pods yet: without its CSINode the scheduler would count no volumes.
+    /// `None`: it is there. Upstream: `SetKubeletError`, `storageErrors`.
+    pub fn fault(&self) -> Option<String> {
+        self.first.fault.lock().clone()
+    }
+
+    /// Waits for the end of an attempt at the first CSINode. Listen before you ask [`fault`].
+    ///
+    /// [`fault`]: Self::fault
+    pub fn attempted(&self) -> EventListener {
+        self.first.attempted.listen()
+    }
+
+    fn conclude(&self, fault: Option<String>) {
+        *self.first.fault.lock() = fault;
+        notify_all(&self.first.attempted);
+    }
+
+    /// Makes the CSINode once the Node is registered, and tries until it is there. Until then the
+    /// node has a [`fault`](Self::fault). Upstream: `initializeCSINode`, whose kubelet ends after
+    /// six attempts.
     pub async fn initialize(&self) {
         let mut wait = Duration::from_millis(30);
         loop {
@@ -71,12 +107,16 @@ impl NodeInfo {
             let made = self.ensure_csi_node().await;
             drop(updating);
             match made {
-                Ok(_) => return,
+                Ok(_) => return self.conclude(None),
                 Err(Error::NoNode) => {
                     changed.await;
                     continue;
                 }
-                Err(error) => log::error!("Failed to initialize CSINode: {}", chain(&error)),
+                Err(error) => {
+                    let error = chain(&error);
+                    log::error!("Failed to initialize CSINode: {error}");
+                    self.conclude(Some(format!("failed to initialize CSINode: {error}")));
+                }
             }
             self.clock.sleep(wait).or(changed).await;
             wait = (wait * 8).min(MAX_WAIT);
@@ -94,6 +134,16 @@ impl NodeInfo {
         }
         self.persistently(driver, Update::Annotate(Some(info))).await?;
         self.persistently(driver, Update::Add(info)).await
+    }
+
+    /// Asks a registered driver about the node, and writes what has changed to the CSINode.
+    /// Upstream: `updateCSIDriver`.
+    ///
+    /// # Errors
+    /// That of the call, or the last attempt's to write.
+    pub async fn refresh(&self, driver: &Driver) -> Result<(), Error> {
+        let info = driver.info().await?;
+        self.persistently(driver.name(), Update::Add(&info)).await
     }
 
     /// A driver is gone. Upstream: `UninstallCSIDriver`.

@@ -1,5 +1,6 @@
-//! Registers the drivers whose sockets are in a folder, and deregisters those whose sockets go.
-//! Upstream: `pkg/kubelet/pluginmanager`, `RegistrationHandler`.
+//! Registers the drivers whose sockets are in a folder, and deregisters those whose sockets go. A
+//! registered driver is asked again about the node by the period of its CSIDriver.
+//! Upstream: `pkg/kubelet/pluginmanager`, `RegistrationHandler`, `csiNodeUpdater`.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,6 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use futures_lite::FutureExt;
 use grpc::{Channel, Endpoint};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{self, StopToken, Task};
@@ -16,7 +18,7 @@ use super::node_info::NodeInfo;
 use super::registration_api::{
     InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
-use super::{Driver, Drivers};
+use super::{CsiDrivers, Driver, Drivers};
 use crate::causes::chain;
 use crate::files::folder_watch::{Change, FolderWatch};
 
@@ -37,7 +39,7 @@ pub struct DriverRegistration {
     pub folder: PathBuf,
     pub drivers: Drivers,
     /// `None`: there is no API server.
-    pub node: Option<NodeInfo>,
+    pub server: Option<(NodeInfo, CsiDrivers)>,
     pub clock: SharedClock,
 }
 
@@ -141,6 +143,7 @@ impl DriverRegistration {
             match stop.unless_stopped(self.register(socket, &mut name)).await {
                 None => break,
                 Some(Ok(())) => {
+                    stop.unless_stopped(self.keep_allocatable(name.as_deref())).await;
                     stop.stopped().await;
                     break;
                 }
@@ -207,11 +210,40 @@ impl DriverRegistration {
         let driver = Driver::new(&info.name, &endpoint, self.clock.clone());
         let about_node = driver.info().await?;
         *name = Some(info.name.clone());
-        if let Some(node) = &self.node {
+        if let Some((node, _)) = &self.server {
             node.install(&info.name, &about_node).await?;
         }
         self.drivers.set(driver);
         Ok(())
+    }
+
+    /// Refreshes the CSINode by the period of the driver's CSIDriver, for ever.
+    async fn keep_allocatable(&self, name: Option<&str>) {
+        let (Some((node, csi_drivers)), Some(name)) = (&self.server, name) else { return };
+        let mut due = None;
+        loop {
+            let changed = csi_drivers.changed();
+            let object = csi_drivers.get(name).ok();
+            let period = object.and_then(|object| object.allocatable_period());
+            due = Due::next(due, period, self.clock.monotonic());
+            let Some(Due { period, at }) = due else {
+                changed.await;
+                continue;
+            };
+            let wait = at.saturating_sub(self.clock.monotonic());
+            if !wait.is_zero() {
+                self.clock.sleep(wait).or(changed).await;
+                continue;
+            }
+            let refreshed = async {
+                let driver = self.drivers.get(name)?;
+                node.refresh(&driver).await
+            };
+            if let Err(error) = refreshed.await {
+                log::error!("Failed to update CSIDriver {name}: {}", chain(&error));
+            }
+            due = Some(Due { period, at: self.clock.monotonic() + period });
+        }
     }
 
     /// Withdraws what may be registered of a driver.
@@ -219,11 +251,27 @@ impl DriverRegistration {
         let Some(name) = name else { return };
         log::info!("CSI driver {name} is deregistered");
         self.drivers.remove(&name);
-        if let Some(node) = &self.node
+        if let Some((node, _)) = &self.server
             && let Err(error) = node.uninstall(&name).await
         {
             log::error!("CSI driver {name}: {}", chain(&error));
         }
+    }
+}
+
+/// When a driver is asked again about the node, by the monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Due {
+    period: Duration,
+    at: Duration,
+}
+
+impl Due {
+    /// A new period begins now; one that stays keeps its time. Upstream: `syncDriverUpdater`.
+    fn next(before: Option<Due>, period: Option<Duration>, now: Duration) -> Option<Due> {
+        let period = period?;
+        let kept = before.filter(|before| before.period == period);
+        Some(kept.unwrap_or(Due { period, at: now + period }))
     }
 }
 
@@ -241,6 +289,22 @@ fn is_socket(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn drivers_are_asked_by_the_period_of_their_object() {
+        let seconds = Duration::from_secs;
+        let due = |period, at| Some(Due { period: seconds(period), at: seconds(at) });
+        for (before, period, now, expected) in [
+            (None, None, 5, None),
+            (None, Some(seconds(10)), 5, due(10, 15)),
+            // Another change of the object.
+            (due(10, 15), Some(seconds(10)), 12, due(10, 15)),
+            (due(10, 15), Some(seconds(20)), 12, due(20, 32)),
+            (due(10, 15), None, 12, None),
+        ] {
+            assert_eq!(Due::next(before, period, seconds(now)), expected, "{before:?} {period:?}");
+        }
+    }
 
     #[test]
     fn versions_of_csi_1_are_supported() {

@@ -108,7 +108,7 @@ mod tests {
                     logs: Some(fs(logs)),
                     ..Default::default()
                 }],
-                volumes: vec![VolumeStats { fs: fs(volume), name: "v".to_owned() }],
+                volumes: vec![VolumeStats { fs: fs(volume), name: "v".to_owned(), claim: None }],
                 ephemeral_storage: Some(fs(total)),
                 ..Default::default()
             };

@@ -6,7 +6,7 @@ mod error;
 pub mod gc;
 mod pull_secrets;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::cri::{self, Code, ImageService, api};
 use crate::events;
 use crate::metrics;
 use crate::objects::{Objects, Use};
-use crate::pod::{Pod, PodExt};
+use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::backoff::Backoff;
 
 /// Upstream: `MaxContainerBackOff`, `backOffPeriod`.
@@ -50,6 +50,7 @@ pub struct Images {
     service: ImageService,
     clock: SharedClock,
     failures: parking_lot::Mutex<Failures>,
+    pulls: parking_lot::Mutex<HashMap<Uid, Pulls>>,
     /// A permit for each of the parallel pulls; without it their number has no limit.
     permits: Option<Semaphore>,
     /// Credentials of the node, from files and from programs.
@@ -57,6 +58,15 @@ pub struct Images {
     plugins: Option<Plugins>,
     /// They have the credentials of a pod's own `imagePullSecrets`, which come first.
     objects: Arc<Objects>,
+}
+
+/// The pulls for a pod, by the monotonic clock.
+#[derive(Default)]
+struct Pulls {
+    /// When those began that have not succeeded yet.
+    begun: VecDeque<Duration>,
+    /// When the others began and ended.
+    done: Vec<(Duration, Duration)>,
 }
 
 /// Failed pulls by a pod's uid and an image. Both maps have the same keys.
@@ -168,6 +178,7 @@ impl Images {
             service,
             clock,
             failures: Failures::new().into(),
+            pulls: parking_lot::Mutex::default(),
             permits: max_parallel_pulls.map(Semaphore::new),
             files,
             plugins,
@@ -247,6 +258,7 @@ impl Images {
         let name = &spec.image;
         events::normal(pod, container, "Pulling", format!("Pulling image {name:?}"));
         let begin = self.clock.monotonic();
+        self.pulls.lock().entry(pod.uid()).or_default().begun.push_back(begin);
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await),
             None => None,
@@ -264,6 +276,7 @@ impl Images {
         let pulled = self.pull_with_any(pod, spec, sandbox).await.map_err(failed)?;
         let now = self.clock.monotonic();
         self.failures.lock().reset(key, now);
+        self.pull_succeeded(&pod.uid(), now);
         let millis = |since: Duration| Duration::from_millis((now - since).as_millis() as u64);
         let all = millis(begin);
         let (own_text, all_text) = (show_duration(millis(begin_own)), show_duration(all));
@@ -278,6 +291,26 @@ impl Images {
         );
         events::normal(pod, container, "Pulled", message);
         Ok(Present { id: pulled.image_ref, ..present })
+    }
+
+    /// The attempts before a success count too: the oldest begin belongs to it.
+    /// Upstream: `RecordImageFinishedPulling`.
+    fn pull_succeeded(&self, uid: &Uid, now: Duration) {
+        if let Some(pulls) = self.pulls.lock().get_mut(uid)
+            && let Some(begin) = pulls.begun.pop_front()
+        {
+            pulls.done.push((begin, now));
+        }
+    }
+
+    /// When the pulls for a pod began and ended that have succeeded, by the monotonic clock.
+    pub fn pulls(&self, uid: &Uid) -> Vec<(Duration, Duration)> {
+        self.pulls.lock().get(uid).map(|pulls| pulls.done.clone()).unwrap_or_default()
+    }
+
+    /// Forgets the pulls for pods that are not known.
+    pub fn retain_pulls(&self, is_known: impl Fn(&str) -> bool) {
+        self.pulls.lock().retain(|uid, _| is_known(uid));
     }
 
     /// Tries all credentials for the image; the first with which it can be pulled counts.

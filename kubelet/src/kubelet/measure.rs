@@ -23,6 +23,8 @@ impl Kubelet {
             set(&metrics::ACTIVE_PODS.with_label_values(label), desired.filter(is_active).count());
         }
         set(&metrics::MIRROR_PODS, self.store.mirrors().len());
+        let ephemeral = pods.iter().map(|pod| pod.ephemeral_containers().len());
+        set(&metrics::EPHEMERAL_CONTAINERS, ephemeral.sum());
         let (pending, in_progress) = self.resizes.counts();
         set(&metrics::PENDING_RESIZES.with_label_values(&["deferred"]), pending);
         set(&metrics::RESIZES_IN_PROGRESS, in_progress);

@@ -18,6 +18,7 @@ mod pod_store;
 pub mod pod_workers;
 mod relist;
 mod resize;
+mod startup;
 mod steps;
 mod usage;
 
@@ -40,6 +41,7 @@ use self::health::LoopHealth;
 use self::pod_store::PodStore;
 use self::pod_workers::Reason;
 use self::resize::Resizes;
+use self::startup::Startups;
 use crate::allocation::Checkpoint;
 use crate::kuberuntime::Manager;
 use crate::objects;
@@ -59,6 +61,7 @@ pub struct Kubelet {
     resizes: Resizes,
     health: LoopHealth,
     stats: Stats,
+    startups: Startups,
     shutdown: ShutdownState,
     /// Opens once the pods of all sources and of the runtime are known.
     listed: Latch,
@@ -84,6 +87,7 @@ impl Kubelet {
             resizes: Resizes::new(allocated),
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
+            startups: Startups::default(),
             shutdown: ShutdownState::default(),
             listed: Latch::new(),
             clock,
@@ -122,6 +126,9 @@ impl Kubelet {
                 let (name, source) = (pod.display_name(), update.source.name());
                 log::info!("SyncLoop {:?}: pod {name} of source {source}", update.op);
             }
+        }
+        if update.op != Op::Remove {
+            update.pods.iter().for_each(|pod| self.observe_startup(pod));
         }
         match update.op {
             Op::Add => self.add(update).await,
@@ -191,6 +198,8 @@ impl Kubelet {
         let is_known = |uid: &str| self.store.contains(uid) || self.dispatcher.knows(uid);
         self.resizes.retain(is_known);
         self.manager.actuated.retain(is_known);
+        self.manager.images.retain_pulls(is_known);
+        self.startups.retain(is_known);
     }
 
     /// Syncs the static pods that refer to any of these objects of the folder, which have changed.

@@ -60,6 +60,7 @@ impl Kubelet {
         let now = self.clock.now();
         let actuated = self.manager.actuated.get(&pod.uid());
         let limits = self.manager.pod_limits(pod).await;
+        let recursive = self.manager.supports_recursive(pod).await;
         let resize = self.resizes.conditions(&pod.uid());
         let change = self.store.update_status(pod, now, |before, waiting| {
             let inputs = StatusInputs {
@@ -73,6 +74,7 @@ impl Kubelet {
                 is_terminal,
                 actuated: actuated.as_ref(),
                 limits: limits.as_ref(),
+                recursive,
                 resize: &resize,
                 before,
                 reported,

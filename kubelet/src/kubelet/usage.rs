@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_lite::future::zip;
 use kube_controller_manager::task;
 
 use super::{Error, Kubelet};
@@ -10,6 +11,7 @@ use crate::cgroups::Hierarchy;
 use crate::cri::api;
 use crate::images::ImageUse;
 use crate::kuberuntime::Manager;
+use crate::metrics;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::labels;
 use crate::stats::{self, Stats, StatsSource, Summary};
@@ -31,6 +33,27 @@ impl Kubelet {
             stats.summary(source)
         };
         self.measure(only, images, summary).await
+    }
+
+    /// The answer of `/stats/summary`: [`usage`](Self::usage), with what the volumes of claims and
+    /// drivers hold.
+    ///
+    /// # Errors
+    /// See [`usage`](Self::usage).
+    pub async fn summary(self: &Arc<Self>) -> Result<Summary, Error> {
+        let pods = self.store.pods();
+        let (usage, volumes) = zip(self.usage(false), self.manager.volumes.usage(&pods)).await;
+        let mut summary = usage?;
+        stats::add_volumes(&mut summary, &volumes);
+        Ok(summary)
+    }
+
+    /// The metrics of volumes, as text.
+    pub async fn volume_metrics(&self) -> Vec<u8> {
+        let pods = self.store.pods();
+        let measured = self.manager.volumes.usage(&pods).await;
+        let claims = stats::claim_amounts(&pods, &measured);
+        metrics::volumes(&claims, &self.manager.volumes.counts(&pods))
     }
 
     /// The text of `/metrics/cadvisor`.
@@ -85,6 +108,7 @@ impl Kubelet {
                 starts: &kubelet.store.starts(),
                 now: clock.now(),
                 monotonic: clock.monotonic(),
+                volume_period: kubelet.manager.volumes.usage_period(),
                 only_cpu_and_memory,
             };
             Ok(measure(&kubelet.stats, &source))

@@ -7,6 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::task;
 
 use super::start::{ContainerImages, Start};
@@ -88,6 +89,7 @@ impl Manager {
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
         let (node, pod_ips) = (self.node.own.clone(), ips.to_vec());
         let mounted = self.volumes.mounted(&pod.uid());
+        let recursive = self.supports_recursive(&pod).await;
         let held = self.volumes.lock(&pod.uid()).await;
         task::blocking(move || {
             let _held = held;
@@ -99,7 +101,8 @@ impl Manager {
             let sources = environment::Sources { inputs, objects, services, file: &file };
             let variables = environment::variables(&pod, &container, sources)?;
             let values: environment::Values = variables.iter().cloned().collect();
-            let mounts = volumes::mounts(&folders, &pod, &mounted, &container, &values, &images)?;
+            let mounts =
+                volumes::mounts(&folders, &pod, &mounted, &container, &values, &images, recursive)?;
             Ok((variables, mounts))
         })
         .await
@@ -137,6 +140,30 @@ impl Manager {
         Ok(Some(mount))
     }
 
+    /// Whether what is mounted in a mount of the pod is read-only too where that is possible: whether
+    /// a container asks for that, and the Node says that the runtime has it.
+    /// Upstream: `runtimeClassSupportsRecursiveReadOnlyMounts`.
+    pub async fn supports_recursive(&self, pod: &Pod) -> bool {
+        let asks = |mounts: &Option<Vec<core::VolumeMount>>| {
+            let mut modes = mounts.iter().flatten().map(|mount| &mount.recursive_read_only);
+            modes.any(|mode| mode.as_deref() == Some("IfPossible"))
+        };
+        let mut ephemeral = pod.ephemeral_containers().iter();
+        let is_asked = pod.all_containers().any(|container| asks(&container.volume_mounts))
+            || ephemeral.any(|container| asks(&container.volume_mounts));
+        if !is_asked {
+            return false;
+        }
+        // A class that is not known keeps the container from its start.
+        let Ok(own) = self.objects.handler(pod).await else { return false };
+        let node = self.node.own.get();
+        let handlers = node.status.as_ref().and_then(|status| status.runtime_handlers.as_ref());
+        let mut handlers = handlers.into_iter().flatten();
+        let handler = handlers.find(|handler| handler.name.as_deref().unwrap_or_default() == own);
+        let features = handler.and_then(|handler| handler.features.as_ref());
+        features.and_then(|features| features.recursive_read_only_mounts) == Some(true)
+    }
+
     /// Checks that the runtime has what a container asks for and older runtimes would ignore.
     async fn check_features(&self, pod: &Pod, container: &Container) -> Result<(), Error> {
         let is_strict = spec::has_strict_groups(pod);
@@ -165,10 +192,12 @@ impl Manager {
     }
 }
 
+/// The mount of a file of the kubelet. Blocks at the first call.
 fn mount(container_path: &str, host_path: &Path) -> api::Mount {
     api::Mount {
         container_path: container_path.to_owned(),
         host_path: host_path.display().to_string(),
+        selinux_relabel: volumes::has_selinux(),
         ..Default::default()
     }
 }

@@ -9,6 +9,7 @@ use kube_controller_manager::task;
 use super::{Error, Manager};
 use crate::cgroups::PodLimits;
 use crate::events;
+use crate::metrics;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::status::{PodStatus, State};
 
@@ -49,7 +50,8 @@ impl Manager {
             log::warn!("Failed to update QoS cgroups while syncing pod {pod}: {error}");
         }
         let of = pod.clone();
-        let made = task::blocking(move || cgroups.ensure_pod(&of)).await;
+        let made = task::blocking(move || cgroups.ensure_pod(&of));
+        let made = self.timed("create", made).await;
         made.map_err(|source| {
             let message = format!("unable to ensure pod container exists: {source}");
             events::warning(pod, None, "FailedCreatePodContainer", message);
@@ -83,7 +85,16 @@ impl Manager {
             let _guard = guard;
             cgroups.update_classes(active.iter().map(|pod| &**pod))
         };
-        task::blocking(update).await
+        self.timed("update", task::blocking(update)).await
+    }
+
+    /// Runs an operation on cgroups to its end, and observes its time.
+    async fn timed<T>(&self, operation: &'static str, run: impl Future<Output = T>) -> T {
+        let begin = self.clock.monotonic();
+        let done = run.await;
+        let took = self.clock.monotonic().saturating_sub(begin);
+        metrics::CGROUP_OPERATION.with_label_values(&[operation]).observe(took.as_secs_f64());
+        done
     }
 
     /// Removes the cgroup of a pod whose containers have ended.
@@ -94,6 +105,7 @@ impl Manager {
         let Some(cgroups) = self.cgroups.clone() else { return Ok(()) };
         let of = uid.clone();
         let removed = task::blocking(move || cgroups.remove_pod(&of));
-        removed.await.map_err(|source| Error::RemoveCgroup { uid: uid.clone(), source })
+        let removed = self.timed("destroy", removed).await;
+        removed.map_err(|source| Error::RemoveCgroup { uid: uid.clone(), source })
     }
 }

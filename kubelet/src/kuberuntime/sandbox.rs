@@ -95,7 +95,11 @@ impl Manager {
         pod: &Pod,
         config: &api::PodSandboxConfig,
     ) -> Result<String, Error> {
+        let has_own_users = pod.spec().host_users == Some(false);
         metrics::STARTED_PODS.inc();
+        if has_own_users {
+            metrics::STARTED_USER_PODS.inc();
+        }
         let answer = async {
             let request = api::RunPodSandboxRequest {
                 config: Some(config.clone()),
@@ -105,6 +109,9 @@ impl Manager {
         };
         let answer = answer.await.inspect_err(|error| {
             metrics::STARTED_PODS_ERRORS.inc();
+            if has_own_users {
+                metrics::STARTED_USER_PODS_ERRORS.inc();
+            }
             let message = format!("Failed to create pod sandbox: {}", chain(error));
             events::warning(pod, None, "FailedCreatePodSandBox", message);
         })?;

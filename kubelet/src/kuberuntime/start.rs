@@ -60,6 +60,9 @@ pub(super) struct Start {
     pub(super) target: Option<String>,
 }
 
+/// In the message of a runtime that cannot mount an image. Upstream: `ErrImageVolumeMountFailed`.
+const IMAGE_VOLUME_FAULT: &str = "ImageVolumeMountFailed";
+
 /// A container that has to start.
 #[derive(Clone, Copy)]
 pub(super) struct ToStart<'a> {
@@ -277,6 +280,7 @@ fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: O
     let name = Some(container.name.as_str());
     if failed.is_none_or(|waiting| waiting.reason != CRASH_LOOP_BACK_OFF) {
         metrics::STARTED_CONTAINERS.with_label_values(&[kind]).inc();
+        count_image_volumes(pod, container, failed);
     }
     let Some(Waiting { reason, message }) = failed else { return };
     match *reason {
@@ -297,6 +301,26 @@ fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: O
         reason => events::warning(pod, name, "Failed", format!("Error: {reason}")),
     }
     metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();
+}
+
+/// Counts the image volumes of a container that has started, or not.
+/// Upstream: `incrementImageVolumeMetrics`.
+fn count_image_volumes(pod: &Pod, container: &Container, failed: Option<&Waiting>) {
+    let is_refused = failed.is_some_and(|waiting| {
+        waiting.reason == "CreateContainerError" && waiting.message.contains(IMAGE_VOLUME_FAULT)
+    });
+    let images = pod.spec().volumes.iter().flatten().filter(|volume| volume.image.is_some());
+    for volume in images {
+        let mounts = container.volume_mounts.iter().flatten();
+        let mounts = mounts.filter(|mount| mount.name == volume.name).count() as u64;
+        if mounts > 0 {
+            metrics::IMAGE_VOLUMES.inc();
+            match is_refused {
+                true => metrics::IMAGE_VOLUME_ERRORS.inc_by(mounts),
+                false => metrics::IMAGE_VOLUMES_MOUNTED.inc_by(mounts),
+            }
+        }
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 
 pub use self::runtime::RuntimeWatch;
 use crate::causes::chain;
+use crate::csi::NodeInfo;
 use crate::events;
 use crate::kubelet::Kubelet;
 use crate::node::address::NodeAddress;
@@ -46,6 +47,9 @@ const IMAGE_PERIOD: Duration = Duration::from_secs(30);
 /// `fastStatusUpdateOnce`, `nodeReadyGracePeriod`.
 const FAST_PERIOD: Duration = Duration::from_millis(100);
 const FAST_GRACE: Duration = Duration::from_secs(120);
+/// For so long a status waits for the first attempt at the CSINode: a kubelet that starts again
+/// does not make a ready node unready for the moment that it takes.
+const CSI_NODE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a status is not written.
 #[derive(Debug)]
@@ -94,6 +98,8 @@ pub struct NodeSync {
     pub address: NodeAddress,
     pub pressure: NodePressure,
     pub runtime: RuntimeWatch,
+    /// `None`: there is no API server.
+    pub csi_node: Option<NodeInfo>,
     pub clock: SharedClock,
     pub periods: Periods,
     pub state: State,
@@ -116,6 +122,8 @@ struct Written {
     is_unschedulable: bool,
     /// The volumes in use; `None`: they were not known.
     volumes: Option<Vec<String>>,
+    /// Whether the CSINode was waited for.
+    has_waited: bool,
 }
 
 /// When statuses were written. Times are those of the monotonic clock.
@@ -202,9 +210,16 @@ impl NodeSync {
         loop {
             let changed =
                 kubelet.shutdown_changed().or(kubelet.manager().volumes.in_use().changed());
+            let csi_node = self.csi_node.as_ref().map(NodeInfo::attempted);
             self.sync(heartbeats, kubelet).await;
+            let attempted = async {
+                match csi_node {
+                    Some(attempted) => attempted.await,
+                    None => std::future::pending().await,
+                }
+            };
             // Pods wait until the server knows which volumes are in use.
-            self.clock.sleep(self.jittered()).or(changed).await;
+            self.clock.sleep(self.jittered()).or(changed).or(attempted).await;
         }
     }
 
@@ -226,7 +241,7 @@ impl NodeSync {
                 Some(_) => {}
             }
             self.runtime.refresh().await;
-            if self.runtime.info(kubelet.pleg_fault()).faults.is_empty() {
+            if self.runtime_info(kubelet.pleg_fault()).faults.is_empty() {
                 log::info!("Fast updating node status as it just became ready");
                 return self.sync(heartbeats, kubelet).await;
             }
@@ -240,6 +255,7 @@ impl NodeSync {
         if self.registers {
             self.register(heartbeats, kubelet).await;
         }
+        self.csi_node_attempted().await;
         for attempt in 0..MAX_TRIES {
             match self.try_update(heartbeats, kubelet, attempt).await {
                 Ok(()) => return,
@@ -278,9 +294,26 @@ impl NodeSync {
         }
     }
 
+    /// What is known of the runtime, with the faults of what the node has for volumes.
+    fn runtime_info(&self, pleg: Option<String>) -> RuntimeInfo {
+        let mut info = self.runtime.info(pleg);
+        info.faults.extend(self.csi_node.as_ref().and_then(NodeInfo::fault));
+        info
+    }
+
+    /// Waits for the first attempt at the CSINode, but not for long.
+    async fn csi_node_attempted(&self) {
+        let Some(csi_node) = &self.csi_node else { return };
+        let attempted = csi_node.attempted();
+        if csi_node.fault().is_some() && !self.state.written.lock().has_waited {
+            attempted.or(self.clock.sleep(CSI_NODE_PATIENCE)).await;
+        }
+        self.state.written.lock().has_waited = true;
+    }
+
     /// The Node that the kubelet would register. Upstream: `initialNode`.
     async fn initial(&self, pleg: Option<String>) -> (core::Node, Vec<NodeEvent>) {
-        self.with_status(self.registration.node(), self.runtime.info(pleg), None).await
+        self.with_status(self.registration.node(), self.runtime_info(pleg), None).await
     }
 
     /// Returns a Node with the status of now, and the events of what has changed.
@@ -336,7 +369,7 @@ impl NodeSync {
                 read.map_err(Error::Read)?.object().clone()
             }
         };
-        let mut runtime = self.runtime.info(kubelet.pleg_fault());
+        let mut runtime = self.runtime_info(kubelet.pleg_fault());
         runtime.faults.extend(kubelet.shutdown_fault());
         let volumes = kubelet.manager().volumes.in_use();
         let in_use = volumes.names();

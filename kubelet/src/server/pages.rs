@@ -79,14 +79,17 @@ fn shared_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks) -> Routes {
     for path in ["/pods", "/pods/"] {
         routes.add(path, pods.clone());
     }
-    let clock = kubelet.manager().clock.clone();
-    routes.add(
-        "/metrics",
-        handler(move |request: &Request| {
-            let page = crate::metrics::render(clock.now());
-            Response::new(200, metrics::CONTENT_TYPE, page).gzipped_for(request)
-        }),
-    );
+    let of_volumes = kubelet.clone();
+    let page: Handler = Arc::new(move |request: Request| {
+        let kubelet = of_volumes.clone();
+        Box::pin(async move {
+            let volumes = kubelet.volume_metrics().await;
+            let mut page = crate::metrics::render(kubelet.manager().clock.now());
+            page.extend(volumes);
+            Response::new(200, metrics::CONTENT_TYPE, page).gzipped_for(&request)
+        })
+    });
+    routes.add("/metrics", page);
     routes.add(
         "/metrics/probes",
         handler(|request: &Request| {

@@ -39,7 +39,11 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                 || request
                     .query_values("only_cpu_and_memory")
                     .any(|value| matches!(value, "true" | "1"));
-            let response = match kubelet.usage(only).await {
+            let usage = match only {
+                true => kubelet.usage(true).await,
+                false => kubelet.summary().await,
+            };
+            let response = match usage {
                 Err(error) if is_metrics => {
                     let error = chain(&error);
                     log::error!(

@@ -48,7 +48,6 @@ fn unsupported_kind(volume: &core::Volume) -> Option<&'static str> {
         ("gitRepo", volume.git_repo.is_some()),
         ("glusterfs", volume.glusterfs.is_some()),
         ("iscsi", volume.iscsi.is_some()),
-        ("nfs", volume.nfs.is_some()),
         ("photonPersistentDisk", volume.photon_persistent_disk.is_some()),
         ("portworxVolume", volume.portworx_volume.is_some()),
         ("quobyte", volume.quobyte.is_some()),
@@ -86,8 +85,9 @@ mod tests {
         for (spec, expected) in [
             (json!({}), None),
             (
-                json!({"volumes": [{"name": "a"}, {"name": "b", "nfs": {"server": "s", "path": "/"}}]}),
-                Some("spec.volumes[1].nfs: this kind of volume is not supported"),
+                json!({"volumes": [{"name": "a", "nfs": {"server": "s", "path": "/"}},
+                                   {"name": "b", "gitRepo": {"repository": "r"}}]}),
+                Some("spec.volumes[1].gitRepo: this kind of volume is not supported"),
             ),
             (
                 container(json!({"volumeDevices": [{"name": "a", "devicePath": "/dev/a"}]})),

@@ -24,13 +24,15 @@ pub use self::cadvisor::cadvisor_metrics;
 use crate::cgroups::details::{self, Pressure, Stall};
 use crate::cgroups::usage::{self, Usage};
 use crate::cgroups::{Hierarchy, max_pids};
+use crate::csi::Amounts;
 use crate::files::tree;
 use crate::images::ImageUse;
-use crate::pod::{Pod, PodExt};
-use crate::volumes::Folders;
+use crate::metrics::ClaimAmounts;
+use crate::pod::{Pod, PodExt, Uid};
+use crate::volumes::{Folders, MeasuredVolume};
 
-/// What a folder uses is measured at most once in this time. Upstream: containerd's
-/// `stats_collect_period`, cAdvisor's period of disk usage and `volumeStatsAggPeriod`.
+/// What logs and containers write is measured at most once in this time. Upstream: containerd's
+/// `stats_collect_period`, and cAdvisor's period of disk usage.
 const WALK_PERIOD: Duration = Duration::from_secs(60);
 
 /// A rate is computed over at least this time.
@@ -200,11 +202,21 @@ pub struct Fs {
     pub inodes_used: Option<u64>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct VolumeStats {
     #[serde(flatten)]
     pub fs: Fs,
     pub name: String,
+    /// The claim that the volume stands behind.
+    #[serde(rename = "pvcRef", skip_serializing_if = "Option::is_none")]
+    pub claim: Option<ClaimRef>,
+}
+
+/// Upstream: `PVCReference`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ClaimRef {
+    pub name: String,
+    pub namespace: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -268,6 +280,8 @@ pub struct StatsSource<'a> {
     pub starts: &'a HashMap<String, i64>,
     pub now: Timestamp,
     pub monotonic: Duration,
+    /// What a volume's files use is measured at most once in this time; `None`: never.
+    pub volume_period: Option<Duration>,
     /// Without what files of volumes and logs use.
     pub only_cpu_and_memory: bool,
 }
@@ -328,15 +342,15 @@ impl Stats {
 
     /// The file system of a folder, with what the folder uses of it. `None`: the folder does not
     /// exist.
-    fn measured(&self, source: &StatsSource<'_>, folder: &Path) -> Option<Fs> {
+    fn measured(&self, source: &StatsSource<'_>, folder: &Path, period: Duration) -> Option<Fs> {
         let disk = disk(&source.now.to_string(), folder)?;
-        let walk = self.walk(folder, source.monotonic);
+        let walk = self.walk(folder, source.monotonic, period);
         Some(Fs { used_bytes: Some(walk.bytes), inodes_used: Some(walk.inodes), ..disk })
     }
 
-    fn walk(&self, folder: &Path, now: Duration) -> Walk {
+    fn walk(&self, folder: &Path, now: Duration, period: Duration) -> Walk {
         let last = self.walks.lock().get(folder).copied();
-        let is_new = |walk: &Walk| now.saturating_sub(walk.at) < WALK_PERIOD;
+        let is_new = |walk: &Walk| now.saturating_sub(walk.at) < period;
         last.filter(is_new).unwrap_or_else(|| {
             let (bytes, inodes) = folder_usage(folder);
             let walk = Walk { at: now, bytes, inodes };
@@ -348,7 +362,7 @@ impl Stats {
     /// What the container of a process has written to its own layer, where that is an overlay's.
     fn rootfs(&self, source: &StatsSource<'_>, process: u32) -> Option<Fs> {
         let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
-        self.measured(source, Path::new(upper_folder(&mounts)?))
+        self.measured(source, Path::new(upper_folder(&mounts)?), WALK_PERIOD)
     }
 
     /// Converts the usage of the cgroup at `path` to the form of the summary, with the rate of CPU
@@ -469,7 +483,9 @@ impl Stats {
                 start_time: Timestamp::from_micros(started).to_string(),
                 used: self.used(source, &below, &usage),
                 rootfs: rootfs.and_then(|process| self.rootfs(source, process)),
-                logs: (!source.only_cpu_and_memory).then(|| self.measured(source, &logs)).flatten(),
+                logs: (!source.only_cpu_and_memory)
+                    .then(|| self.measured(source, &logs, WALK_PERIOD))
+                    .flatten(),
                 started_micros: started,
             });
         }
@@ -508,7 +524,8 @@ impl Stats {
         })
     }
 
-    fn volumes(&self, source: &StatsSource<'_>, pod: &Pod) -> Vec<MeasuredVolume> {
+    fn volumes(&self, source: &StatsSource<'_>, pod: &Pod) -> Vec<OwnVolume> {
+        let Some(period) = source.volume_period else { return Vec::new() };
         let all = pod.spec().volumes.iter().flatten().filter_map(|volume| {
             let (kind, is_local) = match volume {
                 volume if volume.config_map.is_some() => ("configmap", true),
@@ -521,17 +538,63 @@ impl Stats {
                 }
             };
             let folder = source.folders.volume(&pod.uid(), kind, &volume.name);
-            let fs = self.measured(source, &folder)?;
-            Some(MeasuredVolume { stats: VolumeStats { fs, name: volume.name.clone() }, is_local })
+            let fs = self.measured(source, &folder, period)?;
+            let stats = VolumeStats { fs, name: volume.name.clone(), claim: None };
+            Some(OwnVolume { stats, is_local })
         });
         all.collect()
     }
 }
 
-struct MeasuredVolume {
+/// A volume whose files are in the pod's folder.
+struct OwnVolume {
     stats: VolumeStats,
     /// It counts as the pod's usage of the node's disk.
     is_local: bool,
+}
+
+/// Adds what the volumes of claims and drivers hold.
+pub fn add_volumes(summary: &mut Summary, measured: &HashMap<Uid, Vec<MeasuredVolume>>) {
+    for pod in &mut summary.pods {
+        let Some(volumes) = measured.get(&*pod.pod_ref.uid) else { continue };
+        let namespace = pod.pod_ref.namespace.clone();
+        let claim_ref = |name| ClaimRef { name, namespace: namespace.clone() };
+        pod.volumes.extend(volumes.iter().map(|volume| {
+            let Amounts { capacity_bytes, available_bytes, used_bytes, .. } = volume.amounts;
+            let Amounts { inodes, inodes_free, inodes_used, .. } = volume.amounts;
+            VolumeStats {
+                fs: Fs {
+                    time: volume.time.to_string(),
+                    available_bytes,
+                    capacity_bytes,
+                    used_bytes: Some(used_bytes),
+                    inodes_free,
+                    inodes,
+                    inodes_used: Some(inodes_used),
+                },
+                name: volume.name.clone(),
+                claim: volume.claim.clone().map(claim_ref),
+            }
+        }));
+    }
+}
+
+/// What the volumes of claims hold, for metrics: by namespace and claim.
+pub fn claim_amounts(
+    pods: &[Arc<Pod>],
+    measured: &HashMap<Uid, Vec<MeasuredVolume>>,
+) -> BTreeMap<(String, String), ClaimAmounts> {
+    let of_pods = pods.iter().flat_map(|pod| {
+        let volumes = measured.get(&pod.uid()).into_iter().flatten();
+        volumes.filter_map(move |volume| {
+            let key = (pod.namespace().to_owned(), volume.claim.clone()?);
+            let Amounts { capacity_bytes, available_bytes, used_bytes, .. } = volume.amounts;
+            let Amounts { inodes, inodes_free, inodes_used, .. } = volume.amounts;
+            let bytes = [capacity_bytes, available_bytes, used_bytes];
+            Some((key, [bytes[0], bytes[1], bytes[2], inodes, inodes_free, inodes_used]))
+        })
+    });
+    of_pods.collect()
 }
 
 /// A file system. `None`: the path does not exist.
@@ -838,11 +901,52 @@ mod tests {
     }
 
     #[test]
+    fn volumes_of_claims_are_added_with_their_claims() {
+        let pod: Pod = serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"}, "spec": {"containers": []},
+        }))
+        .expect("a pod");
+        let amounts = Amounts {
+            capacity_bytes: 6,
+            available_bytes: 5,
+            used_bytes: 4,
+            inodes: 3,
+            inodes_free: 2,
+            inodes_used: 1,
+        };
+        let volume = |name: &str, claim: Option<&str>| MeasuredVolume {
+            name: name.to_owned(),
+            claim: claim.map(str::to_owned),
+            time: Timestamp::from_secs(1),
+            amounts,
+        };
+        let measured =
+            HashMap::from([(pod.uid(), vec![volume("v", Some("c")), volume("inline", None)])]);
+        let pod_ref =
+            PodRef { name: "p".to_owned(), namespace: "n".to_owned(), uid: "u".to_owned() };
+        let of_pod = PodStats { pod_ref, ..PodStats::default() };
+        let mut summary = Summary { pods: vec![of_pod], ..Summary::default() };
+        add_volumes(&mut summary, &measured);
+        let shown = serde_json::to_value(&summary.pods[0].volumes).expect("JSON");
+        let fs = serde_json::json!({
+            "time": "1970-01-01T00:00:01Z", "availableBytes": 5, "capacityBytes": 6, "usedBytes": 4,
+            "inodesFree": 2, "inodes": 3, "inodesUsed": 1, "name": "v",
+            "pvcRef": {"name": "c", "namespace": "n"},
+        });
+        assert_eq!(shown[0], fs);
+        assert_eq!((&shown[1]["name"], shown[1].get("pvcRef")), (&"inline".into(), None));
+        let claims = claim_amounts(&[Arc::new(pod)], &measured);
+        let expected = [(("n".to_owned(), "c".to_owned()), [6, 5, 4, 3, 2, 1])];
+        assert_eq!(claims, BTreeMap::from(expected));
+    }
+
+    #[test]
     fn folders_are_walked_once_a_minute() {
         let folder = std::env::temp_dir().join(format!("kubelet-walks-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
         let stats = Stats::default();
-        let inodes = |seconds| stats.walk(&folder, Duration::from_secs(seconds)).inodes;
+        let seconds = Duration::from_secs;
+        let inodes = |at| stats.walk(&folder, seconds(at), seconds(60)).inodes;
         assert_eq!(inodes(100), 1);
         fs::write(folder.join("a"), "").expect("a file");
         assert_eq!((inodes(159), inodes(160)), (1, 2));

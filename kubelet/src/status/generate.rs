@@ -39,6 +39,8 @@ pub struct StatusInputs<'a> {
     pub actuated: Option<&'a PodResources>,
     /// What the pod's cgroup limits; `None`: it is not known.
     pub limits: Option<&'a PodLimits>,
+    /// Whether what is mounted in its mounts can be read-only too.
+    pub recursive: bool,
     /// The conditions of a change of its resources.
     pub resize: &'a [core::PodCondition],
     /// The last status that was computed, or that the API server has.
@@ -310,7 +312,7 @@ fn container_status(
             Some(newest) => newest.user.as_ref().map(user),
             None => before.and_then(|before| before.user.clone()),
         },
-        volume_mounts: volume_mounts(container),
+        volume_mounts: volume_mounts(container, inputs.recursive),
         resources: match newest {
             Some(newest) => Some(resources_of(container, newest, before, inputs)),
             None => before.and_then(|before| before.resources.clone()),
@@ -337,10 +339,14 @@ fn user(user: &User) -> core::ContainerUser {
 }
 
 /// The mounts of a container; those within a mount are read-only only where that is asked for.
-fn volume_mounts(container: &Container) -> Option<Vec<core::VolumeMountStatus>> {
+fn volume_mounts(container: &Container, is_possible: bool) -> Option<Vec<core::VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
     let shown = mounts.iter().map(|mount| {
-        let is_recursive = mount.recursive_read_only.as_deref() == Some("Enabled");
+        let is_recursive = match mount.recursive_read_only.as_deref() {
+            Some("Enabled") => true,
+            Some("IfPossible") => is_possible,
+            _ => false,
+        };
         let mode = if is_recursive { "Enabled" } else { "Disabled" };
         let is_read_only = mount.read_only == Some(true);
         core::VolumeMountStatus {

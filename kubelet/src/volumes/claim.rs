@@ -11,7 +11,7 @@ use kube_controller_manager::objects::{
 use serde::Deserialize;
 use serde_json::json;
 
-use super::Error;
+use super::{Error, in_tree};
 use crate::pod::{Pod, PodExt};
 use crate::whole_object::WholeObject;
 
@@ -115,8 +115,11 @@ pub(super) async fn bound(
     let found = client.resource(&VOLUMES).get(&ObjectKey::cluster(&volume_name)).await;
     let found: WholeObject<core::PersistentVolume> = found
         .map_err(|source| of_claim(Error::FetchVolume { name: volume_name.clone(), source }))?;
-    let bound = Bound { claim, volume: found.object().clone(), read_only };
+    let mut bound = Bound { claim, volume: found.object().clone(), read_only };
     check_volume(&bound).map_err(of_claim)?;
+    if let Some(translated) = in_tree::translated(&bound.volume)? {
+        bound.volume = Arc::new(translated);
+    }
     check_mode(pod, &volume.name, mode(&bound.volume))?;
     Ok(bound)
 }

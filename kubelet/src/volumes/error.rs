@@ -35,6 +35,13 @@ pub enum Error {
     },
     UnknownHostPathType(String),
     UnsupportedKind,
+    /// A volume of an in-tree plugin in a pod itself, and the driver that has taken it over.
+    InTree {
+        kind: &'static str,
+        driver: &'static str,
+    },
+    /// The PersistentVolume of an in-tree plugin, which its driver does not have.
+    Migration(String),
     /// A source of a projected volume that has none of the known kinds.
     UnsupportedSource,
     /// A source of a projected volume whose gate is off in 1.36.
@@ -98,6 +105,8 @@ pub enum Error {
     LocalNotFolder(String),
     LocalNotDevice(String),
     LocalPath(String),
+    /// The program `mount` has failed: how it ended, and what it says.
+    MountCommand(String),
     /// A mount option of a local volume.
     MountOption(String),
     Csi(csi::Error),
@@ -118,6 +127,12 @@ pub enum Error {
     AttachmentPending {
         volume: String,
         attachment: String,
+    },
+    /// The node has as many volumes as it may have: a volume of the pod cannot be attached.
+    AttachLimit {
+        unmounted: Vec<String>,
+        unattached: Vec<String>,
+        unprocessed: Vec<String>,
     },
     /// `enableControllerAttachDetach` is off.
     AttachesItself,
@@ -214,6 +229,11 @@ impl fmt::Display for Error {
             }
             Error::UnknownHostPathType(other) => write!(f, "hostPath type {other:?} is unknown"),
             Error::UnsupportedKind => f.write_str("its kind is not supported"),
+            Error::InTree { kind, driver } => write!(
+                f,
+                "{kind} in a pod is not supported: a claim of a volume of the CSI driver {driver} is"
+            ),
+            Error::Migration(fault) => write!(f, "failed to translate in-tree pv to CSI: {fault}"),
             Error::UnsupportedSource => {
                 f.write_str("a source of the projected volume is not supported")
             }
@@ -274,6 +294,7 @@ impl fmt::Display for Error {
             ),
             Error::LocalNotDevice(path) => write!(f, "{path} is not a block device"),
             Error::LocalPath(path) => write!(f, "invalid path: {path} must not contain '..'"),
+            Error::MountCommand(fault) => write!(f, "mount failed: {fault}"),
             Error::MountOption(option) => {
                 write!(f, "mount option {option:?} of a local volume is not supported")
             }
@@ -293,6 +314,15 @@ impl fmt::Display for Error {
             Error::AttachmentPending { volume, attachment } => {
                 write!(f, "volume {volume} is not attached for volume attachment {attachment}")
             }
+            Error::AttachLimit { unmounted, unattached, unprocessed } => write!(
+                f,
+                "Node has reached its volume attachment limit, rejecting pod. unmounted \
+                 volumes=[{}], unattached volumes=[{}], failed to process volumes=[{}]: context \
+                 deadline exceeded",
+                unmounted.join(" "),
+                unattached.join(" "),
+                unprocessed.join(" ")
+            ),
             Error::AttachesItself => {
                 f.write_str("attaching volumes from the kubelet is not supported")
             }

@@ -25,14 +25,17 @@ use parking_lot::Mutex;
 
 use super::backoff::{Backoff, LONGEST};
 use super::claim::{self, Bound};
-use super::csi::{self, CsiVolume, Staged};
+use super::csi::{self, CsiVolume, Handle, Staged};
 use super::in_use::VolumesInUse;
 use super::locks::{Held, Locks};
-use super::{Error, Folders, expand, fs_group, local, plain};
+use super::nfs::Export;
+use super::usage::Usages;
+use super::{Error, Folders, expand, fs_group, local, nfs, plain};
 use crate::causes::chain;
 use crate::concurrent::join_all;
-use crate::csi::{CsiDrivers, Drivers, unique_name};
+use crate::csi::{CsiDrivers, Drivers, NodeInfo, unique_name};
 use crate::events;
+use crate::metrics;
 use crate::node::own::OwnNode;
 use crate::objects::{Objects, Use};
 use crate::pod::{Pod, PodExt, Uid};
@@ -64,6 +67,7 @@ pub type VolumeMap = BTreeMap<String, Mounted>;
 pub struct Server {
     pub client: Client,
     pub csi_drivers: CsiDrivers,
+    pub csi_node: NodeInfo,
 }
 
 /// The parts of the kubelet that volumes need.
@@ -76,6 +80,8 @@ pub struct Parts {
     pub server: Option<Server>,
     /// `enableControllerAttachDetach`
     pub controller_attaches: bool,
+    /// `volumeStatsAggPeriod`: how often volumes are measured at most; `None`: never.
+    pub usage_period: Option<Duration>,
     pub clock: SharedClock,
     /// Gets the pods that have to be synced again.
     pub again: Sender<Uid>,
@@ -83,7 +89,7 @@ pub struct Parts {
 
 /// Cheap to clone: clones are the same.
 #[derive(Clone)]
-pub struct VolumeManager(Arc<Inner>);
+pub struct VolumeManager(pub(super) Arc<Inner>);
 
 pub(super) struct Inner {
     pub(super) folders: Folders,
@@ -92,12 +98,14 @@ pub(super) struct Inner {
     pub(super) drivers: Drivers,
     pub(super) server: Option<Server>,
     pub(super) controller_attaches: bool,
-    clock: SharedClock,
+    pub(super) usage_period: Option<Duration>,
+    pub(super) clock: SharedClock,
     again: Sender<Uid>,
     pub(super) in_use: VolumesInUse,
     /// By pod, by pod and volume, and inside of these by device.
     pub(super) locks: Locks,
     pub(super) state: Mutex<State>,
+    pub(super) usages: Usages,
     has_unused: AtomicBool,
     unused: Event,
 }
@@ -127,15 +135,27 @@ struct PodVolumes {
 struct VolumeState {
     mounted: Option<Mounted>,
     backoff: Backoff,
-    /// The unique name of a driver's volume.
-    device: Option<String>,
+    /// A driver's volume, once it is known which one it is.
+    driven: Option<Handle>,
 }
 
 impl State {
     /// Whether a pod that has not ended needs a driver's volume.
     pub(super) fn is_wanted(&self, device: &str) -> bool {
         let mut volumes = self.pods.values().flat_map(|pod| pod.volumes.values());
-        volumes.any(|volume| volume.device.as_deref() == Some(device))
+        volumes.any(|volume| volume.driven.as_ref().is_some_and(|of| of.device() == device))
+    }
+
+    /// The volumes of pods that have not ended, by pod and name: as containers have them, and as
+    /// their drivers name them.
+    pub(super) fn known(&self) -> HashMap<(Uid, String), (Option<Mounted>, Option<Handle>)> {
+        let of_pods = self.pods.iter().flat_map(|(uid, pod)| {
+            pod.volumes.iter().map(move |(name, volume)| {
+                let known = (volume.mounted.clone(), volume.driven.clone());
+                ((uid.clone(), name.clone()), known)
+            })
+        });
+        of_pods.collect()
     }
 
     fn volume(&mut self, uid: &Uid, name: &str) -> &mut VolumeState {
@@ -156,19 +176,37 @@ enum Attempt {
     Kept,
 }
 
+impl PodVolumes {
+    fn is_late(&self, now: Duration) -> bool {
+        self.since.is_some_and(|since| now.saturating_sub(since) >= PATIENCE)
+    }
+}
+
+impl Attempt {
+    /// Whether the volume is there.
+    fn is_mounted(&self) -> bool {
+        matches!(self, Attempt::Done(_) | Attempt::Kept)
+    }
+
+    /// Whether the volume waits for others, such as its attachment.
+    fn is_wait(&self) -> bool {
+        matches!(self, Attempt::Failed(error) if error.is_wait())
+    }
+}
+
 impl VolumeManager {
     pub fn new(parts: Parts) -> VolumeManager {
-        let Parts { folders, own, objects, drivers, server, controller_attaches, clock, again } =
-            parts;
         VolumeManager(Arc::new(Inner {
-            folders,
-            own,
-            objects,
-            drivers,
-            server,
-            controller_attaches,
-            clock,
-            again,
+            folders: parts.folders,
+            own: parts.own,
+            objects: parts.objects,
+            drivers: parts.drivers,
+            server: parts.server,
+            controller_attaches: parts.controller_attaches,
+            usage_period: parts.usage_period,
+            clock: parts.clock,
+            again: parts.again,
+            usages: Usages::default(),
             in_use: VolumesInUse::default(),
             locks: Locks::default(),
             state: Mutex::default(),
@@ -189,6 +227,7 @@ impl VolumeManager {
             drivers: Drivers::default(),
             server: None,
             controller_attaches: true,
+            usage_period: None,
             clock,
             again: async_channel::unbounded().0,
         })
@@ -224,12 +263,14 @@ impl VolumeManager {
     /// The future may be dropped at any time.
     ///
     /// # Errors
-    /// A folder of the pod itself cannot be made.
+    /// A folder of the pod itself cannot be made; or [`Error::AttachLimit`].
     pub async fn set_up(&self, pod: &Arc<Pod>) -> Result<Option<Duration>, Error> {
         let inner = &self.0;
         let mut attempts = inner.set_up_plain(pod).await?;
         let volumes = pod.spec().volumes.iter().flatten();
-        let others = volumes.filter(|volume| !plain::is_plain(volume)).cloned();
+        let is_other =
+            |volume: &&core::Volume| !plain::is_plain(volume) && pod.uses_volume(&volume.name);
+        let others = volumes.filter(is_other).cloned();
         let others = others.map(|volume| {
             let (inner, pod) = (inner.clone(), pod.clone());
             Box::pin(async move {
@@ -238,6 +279,13 @@ impl VolumeManager {
             })
         });
         attempts.extend(join_all(others.collect()).await);
+        if let Some((waiting, error)) = inner.late(&pod.uid(), &attempts) {
+            for of in waiting {
+                if inner.exceeds_limit(&of).await {
+                    return Err(error);
+                }
+            }
+        }
         Ok(inner.conclude(pod, attempts))
     }
 
@@ -263,6 +311,7 @@ impl VolumeManager {
                 state.stuck.remove(uid);
                 state.pods.remove(uid);
                 drop(state);
+                self.0.usages.forget(uid);
                 self.release_unused();
                 Ok(())
             }
@@ -308,6 +357,7 @@ impl Inner {
     /// Sets up the volumes that need nothing but this machine and objects.
     async fn set_up_plain(&self, pod: &Arc<Pod>) -> Result<Vec<(String, Attempt)>, Error> {
         let (folders, of, own) = (self.folders.clone(), pod.clone(), self.own.clone());
+        let clock = self.clock.clone();
         let objects = self.objects.read(pod, Use::Volumes).await;
         let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
         let mounted: BTreeSet<String> = {
@@ -320,7 +370,7 @@ impl Inner {
         let set_up = task::blocking(move || {
             let _held = held;
             let inputs = DownwardInputs { node: &own, pod_ips: &[] };
-            plain::set_up(&folders, &of, &mounted, inputs, &objects, &time)
+            plain::set_up(&folders, &of, &mounted, inputs, &objects, &time, &clock)
         });
         let outcomes = set_up.await.inspect_err(|error| {
             events::warning(pod, None, "FailedMount", chain(error));
@@ -330,6 +380,20 @@ impl Inner {
             Err(error) => (name, Attempt::Failed(error)),
         };
         Ok(outcomes.into_iter().map(attempt).collect())
+    }
+
+    /// Runs an operation on a volume of a plugin to its end, and counts it.
+    pub(super) async fn counted<T>(
+        &self,
+        plugin: &str,
+        operation: &'static str,
+        run: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let begin = self.clock.monotonic();
+        let outcome = run.await;
+        let took = self.clock.monotonic().saturating_sub(begin);
+        metrics::observe_storage(plugin, operation, outcome.is_ok(), took);
+        outcome
     }
 
     /// The time, as objects have it.
@@ -356,6 +420,12 @@ impl Inner {
             state.pods.entry(uid.clone()).or_default().waits |= mounted.is_none();
             mounted
         };
+        if let Some(source) = &volume.nfs {
+            return match before {
+                Some(mounted) => Attempt::Done(mounted),
+                None => self.set_up_nfs(pod, name, Export::of_pod(source), None).await,
+            };
+        }
         let Some(server) = &self.server else { return Attempt::Failed(in_step(Error::NoServer)) };
         let (csi, bound) = match (&volume.csi, claim::claim_of(pod, volume)) {
             (Some(source), _) => (CsiVolume::inline(pod, name, source), None),
@@ -378,9 +448,17 @@ impl Inner {
                     let in_step = Error::in_step(step, bound.name());
                     return Attempt::Failed(in_step(Error::NodeAffinity));
                 }
-                match bound.spec().csi {
-                    Some(source) => (CsiVolume::persistent(&bound, &source), Some(bound)),
-                    None => return self.set_up_local(pod, name, bound).await,
+                match (bound.spec().csi, Export::of_claim(&bound)) {
+                    (Some(source), _) => (CsiVolume::persistent(&bound, &source), Some(bound)),
+                    (None, Some(export)) => {
+                        return match before {
+                            Some(mounted) => Attempt::Done(mounted),
+                            None => self.set_up_nfs(pod, name, export, Some(&bound)).await,
+                        };
+                    }
+                    (None, None) => {
+                        return self.set_up_local(pod, name, bound, before.is_none()).await;
+                    }
                 }
             }
             (None, None) => return Attempt::Failed(in_step(Error::UnsupportedKind)),
@@ -395,7 +473,7 @@ impl Inner {
         }
         let held = self.locks.lock(&lock_name(&uid, name)).await;
         let device = csi.device();
-        self.state.lock().volume(&uid, name).device = Some(device.clone());
+        self.state.lock().volume(&uid, name).driven = Some(csi.of());
         let (inner, of, is_published) = (self.clone(), pod.clone(), before.is_some());
         let attempt = task::spawn(async move {
             let _held = held;
@@ -408,20 +486,85 @@ impl Inner {
         }
     }
 
-    /// Sets up a folder or a device of this machine that a PersistentVolume names.
-    async fn set_up_local(&self, pod: &Arc<Pod>, name: &str, bound: Bound) -> Attempt {
+    /// Sets up a folder or a device of this machine that a PersistentVolume names. `is_first`: it was
+    /// not set up before.
+    async fn set_up_local(
+        &self,
+        pod: &Arc<Pod>,
+        name: &str,
+        bound: Bound,
+        is_first: bool,
+    ) -> Attempt {
         let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
         // One pod at a time: the first one sets the owner.
         let of_all = self.locks.lock(&format!("local/{}", bound.name())).await;
         let (folders, pod) = (self.folders.clone(), pod.clone());
+        let spec = bound.spec();
+        let plugin = match (&spec.local, &spec.host_path) {
+            (Some(_), _) => plain::LOCAL_PLUGIN,
+            (None, Some(_)) => plain::HOST_PATH_PLUGIN,
+            (None, None) => plain::NO_PLUGIN,
+        };
+        let operation = if bound.is_block() { "map_volume" } else { "volume_mount" };
         let set_up = task::blocking(move || {
             let _held = (held, of_all);
             set_up_local(&folders, &pod, &bound)
         });
-        match set_up.await {
+        let set_up = match is_first {
+            true => self.counted(plugin, operation, set_up).await,
+            false => set_up.await,
+        };
+        match set_up {
             Ok(mounted) => Attempt::Done(mounted),
             Err(error) => Attempt::Failed(error),
         }
+    }
+
+    /// Mounts the folder of a server.
+    async fn set_up_nfs(
+        &self,
+        pod: &Pod,
+        name: &str,
+        export: Export,
+        bound: Option<&Bound>,
+    ) -> Attempt {
+        let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
+        let persistent = bound.map(|bound| bound.name().to_owned());
+        let folder = persistent.as_deref().unwrap_or(name);
+        let in_step = Error::in_step("MountVolume.SetUp failed", folder);
+        let path = self.folders.volume(&pod.uid(), "nfs", folder);
+        let (read_only, target) = (export.read_only, path.clone());
+        let mounted = task::blocking(move || {
+            let _held = held;
+            export.mount(&target)
+        });
+        match self.counted(nfs::PLUGIN, "volume_mount", mounted).await {
+            Ok(()) => {
+                let group = bound.and_then(Bound::group);
+                Attempt::Done(Mounted { path, read_only, is_device: false, group, persistent })
+            }
+            Err(error) => Attempt::Failed(in_step(error)),
+        }
+    }
+
+    /// The volumes for whose attachment a pod has waited for long, and the error if one of them is
+    /// beyond what the node may have: the pod can run elsewhere. Upstream: `WaitForAttachAndMount`.
+    fn late(&self, uid: &Uid, attempts: &[(String, Attempt)]) -> Option<(Vec<Handle>, Error)> {
+        let (state, now) = (self.state.lock(), self.clock.monotonic());
+        let pod = state.pods.get(uid).filter(|pod| pod.is_late(now))?;
+        let waiting = attempts.iter().filter(|(_, attempt)| attempt.is_wait());
+        let waiting: Vec<Handle> =
+            waiting.filter_map(|(name, _)| pod.volumes.get(name)?.driven.clone()).collect();
+        let names = |is_it: fn(&Attempt) -> bool| -> Vec<String> {
+            let found = attempts.iter().filter(|(_, attempt)| is_it(attempt));
+            found.map(|(name, _)| name.clone()).collect()
+        };
+        let error = Error::AttachLimit {
+            unmounted: names(|attempt| !attempt.is_mounted()),
+            unattached: names(Attempt::is_wait),
+            unprocessed: names(|attempt| matches!(attempt, Attempt::Unprocessed(_))),
+        };
+        Some((waiting, error))
     }
 
     /// Keeps the outcomes of a pod's volumes. Returns when to try again; `None`: all are there.
@@ -478,9 +621,8 @@ impl Inner {
             of_pod.since = None;
             return None;
         }
-        let since = *of_pod.since.get_or_insert(now);
-        let is_late = now.saturating_sub(since) >= PATIENCE;
-        if is_late || !unprocessed.is_empty() {
+        of_pod.since = of_pod.since.or(Some(now));
+        if of_pod.is_late(now) || !unprocessed.is_empty() {
             let cause = match faults.is_empty() {
                 true => "context deadline exceeded".to_owned(),
                 false => faults.join("; "),
@@ -668,6 +810,8 @@ mod tests {
     use std::pin::pin;
 
     use futures_lite::future::{block_on, poll_once};
+    use kube_controller_manager::clock::FakeClock;
+    use kube_controller_manager::objects::Timestamp;
 
     use super::*;
 
@@ -738,6 +882,31 @@ mod tests {
             assert!(poll_once(&mut wake).await.is_none());
             assert!(due.try_recv().is_err(), "it does not wait any more");
         });
+    }
+
+    #[test]
+    fn a_limit_counts_once_a_pod_has_waited_for_long() {
+        let (clock, pod) = (FakeClock::new(Timestamp::from_secs(0)), pod());
+        let mut manager = manager();
+        Arc::get_mut(&mut manager.0).expect("the only one").clock = clock.clone();
+        let inner = &manager.0;
+        let attempts = || {
+            let not_attached = Error::NotAttached("u".to_owned());
+            vec![("v".to_owned(), Attempt::Failed(not_attached))]
+        };
+        let of = Handle { driver: "d".to_owned(), handle: "h".to_owned() };
+        inner.state.lock().volume(&pod.uid(), "v").driven = Some(of.clone());
+        assert!(inner.late(&pod.uid(), &attempts()).is_none(), "it has just begun");
+        assert!(inner.conclude(&pod, attempts()).is_some());
+        clock.advance(PATIENCE - Duration::from_secs(1));
+        assert!(inner.late(&pod.uid(), &attempts()).is_none());
+        clock.advance(Duration::from_secs(1));
+        let (waiting, error) = inner.late(&pod.uid(), &attempts()).expect("it is late");
+        assert_eq!(waiting, [of]);
+        let expected = "Node has reached its volume attachment limit, rejecting pod. unmounted \
+                        volumes=[v], unattached volumes=[v], failed to process volumes=[]: context \
+                        deadline exceeded";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The folders, files and devices of pods. [`VolumeManager`] sets up their volumes, each kind in a file
-//! of its own: `plain` those of this machine and of objects, `local` and `csi` those behind claims.
+//! of its own: `plain` those of this machine and of objects, `nfs` those of servers, `local` and `csi`
+//! those behind claims.
 //! `tear_down` has the way back.
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
@@ -15,23 +16,29 @@ mod claim;
 mod csi;
 mod error;
 mod expand;
+mod in_tree;
 mod in_use;
 mod local;
 mod locks;
 mod loop_device;
 mod manager;
 mod mounts_below;
+mod nfs;
 mod ownership;
 mod payload;
 mod plain;
+mod selinux;
 mod shared;
 mod subpath;
 mod tear_down;
+mod usage;
 
 pub use self::error::Error;
 pub use self::in_use::VolumesInUse;
 pub use self::manager::{Mounted, Parts, Server, VolumeManager, VolumeMap};
+pub use self::selinux::has_selinux;
 pub use self::shared::make_shared;
+pub use self::usage::MeasuredVolume;
 
 use k8s_openapi::api::core::v1 as core;
 
@@ -153,7 +160,8 @@ pub fn variable_file(
 }
 
 /// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
-/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume.
+/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume; `recursive`: whether
+/// what is mounted in a mount can be read-only too.
 ///
 /// # Errors
 /// One that names the mount.
@@ -164,6 +172,7 @@ pub fn mounts(
     container: &Container,
     environment: &Values,
     images: &HashMap<String, api::ImageSpec>,
+    recursive: bool,
 ) -> Result<Vec<api::Mount>, Error> {
     let uid = pod.uid();
     let mut mounts = Vec::new();
@@ -196,8 +205,9 @@ pub fn mounts(
         mounts.push(api::Mount {
             container_path: mount.mount_path.clone(),
             host_path: source.display().to_string(),
-            recursive_read_only: is_recursive(mount)?,
+            recursive_read_only: is_recursive(mount, recursive)?,
             readonly: mount.read_only.unwrap_or_default() || volume.read_only,
+            selinux_relabel: selinux::relabels(folders, &uid, volume),
             image_sub_path: if image.is_some() { sub_path } else { String::new() },
             image,
             propagation: propagation as i32,
@@ -228,17 +238,18 @@ pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::De
 }
 
 /// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
-fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
+fn is_recursive(mount: &core::VolumeMount, is_possible: bool) -> Result<bool, Error> {
     let fault = |fault: &str| Error::RecursiveReadOnly(fault.to_owned());
     match mount.recursive_read_only.as_deref() {
-        // `IfPossible` is not enforced: it would need a question to the runtime for each start.
-        None | Some("Disabled" | "IfPossible") => Ok(false),
-        Some("Enabled") if mount.read_only != Some(true) => Err(fault(&format!(
+        None | Some("Disabled") => Ok(false),
+        Some("Enabled" | "IfPossible") if mount.read_only != Some(true) => Err(fault(&format!(
             "volume {:?} requested recursive read-only mode, but it is not \
                                 read-only",
             mount.name
         ))),
-        Some("Enabled") if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") => {
+        Some("Enabled" | "IfPossible")
+            if mount.mount_propagation.as_deref().is_some_and(|p| p != "None") =>
+        {
             Err(fault(&format!(
                 "volume {:?} requested recursive read-only mode, but it is not \
                                 compatible with propagation",
@@ -246,6 +257,7 @@ fn is_recursive(mount: &core::VolumeMount) -> Result<bool, Error> {
             )))
         }
         Some("Enabled") => Ok(true),
+        Some("IfPossible") => Ok(is_possible),
         Some(other) => Err(fault(&format!("unknown recursive read-only mode {other:?}"))),
     }
 }
@@ -338,6 +350,8 @@ fn aliases(pod: &Pod) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
+    use kube_controller_manager::clock::SystemClock;
+
     use super::*;
     use crate::node::own::OwnNode;
     use crate::objects::PodObjects;
@@ -370,7 +384,7 @@ mod tests {
             let mounted = Mounted { path, read_only, is_device, group, persistent };
             let mounted = VolumeMap::from([("v".to_owned(), mounted)]);
             let (values, images) = (Values::default(), HashMap::new());
-            let found = mounts(&folders, &pod, &mounted, container, &values, &images);
+            let found = mounts(&folders, &pod, &mounted, container, &values, &images, false);
             let found = match found {
                 Ok(found) => found,
                 Err(error) if !rustix::process::geteuid().is_root() => {
@@ -392,10 +406,12 @@ mod tests {
         // As an earlier version made it.
         make_all(&folders.pods(), 0o755).unwrap();
         folders.make().unwrap();
+        let mount = |name: &str| serde_json::json!({"name": name, "mountPath": "/v"});
+        let mounts = ["data", "labels", "host", "file"].map(mount);
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {
-                "containers": [{"name": "c"}],
+                "containers": [{"name": "c", "volumeMounts": mounts}],
                 "volumes": [
                     {"name": "data", "emptyDir": {}},
                     {"name": "labels", "downwardAPI": {"items": [
@@ -404,6 +420,8 @@ mod tests {
                         "path": base.join("host/new"), "type": "DirectoryOrCreate"}},
                     {"name": "file", "hostPath": {
                         "path": base.join("file"), "type": "FileOrCreate"}},
+                    // What no container uses does not have to exist.
+                    {"name": "unused", "configMap": {"name": "none"}},
                 ],
             },
         }))
@@ -411,7 +429,8 @@ mod tests {
         let node = OwnNode::for_tests("1", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
         let (none, objects) = (BTreeSet::new(), PodObjects::default());
-        let outcomes = plain::set_up(&folders, &pod, &none, inputs, &objects, "t").unwrap();
+        let clock = SystemClock::shared();
+        let outcomes = plain::set_up(&folders, &pod, &none, inputs, &objects, "t", &clock).unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
         let uid = pod.uid();
         write_hosts(&folders.hosts_file(&uid), "").unwrap();
@@ -501,17 +520,19 @@ mod tests {
             mount_propagation: propagation.map(str::to_owned),
             ..Default::default()
         };
-        for (mount, expected) in [
-            (core::VolumeMount::default(), Some(false)),
-            (mount("Disabled", true, None), Some(false)),
-            (mount("IfPossible", true, None), Some(false)),
-            (mount("Enabled", true, None), Some(true)),
-            (mount("Enabled", true, Some("None")), Some(true)),
-            (mount("Enabled", false, None), None),
-            (mount("Enabled", true, Some("HostToContainer")), None),
-            (mount("Maybe", true, None), None),
+        for (mount, possible, expected) in [
+            (core::VolumeMount::default(), true, Some(false)),
+            (mount("Disabled", true, None), true, Some(false)),
+            (mount("IfPossible", true, None), true, Some(true)),
+            (mount("IfPossible", true, None), false, Some(false)),
+            (mount("IfPossible", false, None), true, None),
+            (mount("Enabled", true, None), false, Some(true)),
+            (mount("Enabled", true, Some("None")), false, Some(true)),
+            (mount("Enabled", false, None), false, None),
+            (mount("Enabled", true, Some("HostToContainer")), false, None),
+            (mount("Maybe", true, None), true, None),
         ] {
-            assert_eq!(is_recursive(&mount).ok(), expected, "{mount:?}");
+            assert_eq!(is_recursive(&mount, possible).ok(), expected, "{mount:?}");
         }
     }
 

@@ -10,13 +10,15 @@ use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::Quantity;
 use rustix::io::Errno;
 use rustix::mount::MountFlags;
 
 use super::manager::Mounted;
-use super::{CLOSED, Error, Folders, OPEN, atomic, fs_group, make_all, payload};
+use super::{CLOSED, Error, Folders, OPEN, atomic, fs_group, in_tree, make_all, nfs, payload};
 use crate::cgroups::Resources;
+use crate::metrics;
 use crate::objects::PodObjects;
 use crate::pod::{Pod, PodExt};
 use crate::runtime::environment::DownwardInputs;
@@ -32,18 +34,42 @@ pub(super) const FOLDERS: [&str; 5] = [
 /// That of folders and devices that PersistentVolumes name.
 pub(super) const LOCAL: &str = "kubernetes.io~local-volume";
 
-/// Whether a volume has neither a claim nor a driver.
+/// The plugin of such volumes, in metrics.
+pub(super) const LOCAL_PLUGIN: &str = "kubernetes.io/local-volume";
+pub(super) const HOST_PATH_PLUGIN: &str = "kubernetes.io/host-path";
+/// That of a volume whose plugin is not known, or missing here.
+pub(super) const NO_PLUGIN: &str = "N/A";
+
+/// The plugin of a volume, in metrics; `None`: it has a claim, a driver or an unknown kind.
+pub(super) fn plugin(volume: &core::Volume) -> Option<&'static str> {
+    let kinds = [
+        (volume.empty_dir.is_some(), "kubernetes.io/empty-dir"),
+        (volume.host_path.is_some(), HOST_PATH_PLUGIN),
+        (volume.config_map.is_some(), "kubernetes.io/configmap"),
+        (volume.secret.is_some(), "kubernetes.io/secret"),
+        (volume.downward_api.is_some(), "kubernetes.io/downward-api"),
+        (volume.projected.is_some(), "kubernetes.io/projected"),
+        (volume.image.is_some(), "kubernetes.io/image"),
+        (volume.nfs.is_some(), nfs::PLUGIN),
+    ];
+    kinds.into_iter().find_map(|(is_it, plugin)| is_it.then_some(plugin))
+}
+
+/// Whether a volume has neither a claim nor a driver nor a server.
 pub(super) fn is_plain(volume: &core::Volume) -> bool {
-    volume.persistent_volume_claim.is_none() && volume.ephemeral.is_none() && volume.csi.is_none()
+    volume.persistent_volume_claim.is_none()
+        && volume.ephemeral.is_none()
+        && volume.csi.is_none()
+        && volume.nfs.is_none()
 }
 
 /// A volume's name, and whether it is set up.
 pub(super) type Outcome = (String, Result<Mounted, Error>);
 
-/// Makes the folders of a pod and its volumes; what exists already stays as it is, but files that the
-/// kubelet writes follow their objects. `mounted`: the volumes that were set up before; their host paths
-/// are not checked any more. `time`: for the names of folders. Returns the outcome of each volume, with
-/// an error that names it. Blocks.
+/// Makes the folders of a pod and the volumes that its containers use; what exists already stays as it
+/// is, but files that the kubelet writes follow their objects. `mounted`: the volumes that were set up
+/// before; their host paths are not checked any more. `time`: for the names of folders; `clock`: for
+/// metrics. Returns the outcome of each volume, with an error that names it. Blocks.
 ///
 /// # Errors
 /// A folder of the pod itself cannot be made.
@@ -54,6 +80,7 @@ pub(super) fn set_up(
     inputs: DownwardInputs<'_>,
     objects: &PodObjects,
     time: &str,
+    clock: &SharedClock,
 ) -> Result<Vec<Outcome>, Error> {
     let uid = pod.uid();
     let make = |path: PathBuf, mode| make_all(&path, mode).map_err(Error::at(path));
@@ -83,15 +110,26 @@ pub(super) fn set_up(
             let size = memory_size(pod, None, inputs);
             set_up_written(&path, &written, pod, &volume.name, size, time)?;
             Ok(path)
+        } else if let Some((kind, driver)) = in_tree::inline(volume) {
+            Err(Error::InTree { kind, driver })
         } else {
             Err(Error::UnsupportedKind)
         }
     };
-    let plain = pod.spec().volumes.iter().flatten().filter(|volume| is_plain(volume));
+    let is_used = |volume: &&core::Volume| is_plain(volume) && pod.uses_volume(&volume.name);
+    let plain = pod.spec().volumes.iter().flatten().filter(is_used);
     let volumes = plain.map(|volume| {
         let name = volume.name.clone();
         let read_only = payload::kind_of(volume).is_some() || volume.image.is_some();
-        let done = set_up_one(volume).map(|path| Mounted {
+        let begin = clock.monotonic();
+        let done = set_up_one(volume);
+        // What is set up already is only checked, but for the files that the kubelet writes.
+        let is_operation = !mounted.contains(&name) || payload::kind_of(volume).is_some();
+        if let Some(plugin) = plugin(volume).filter(|_| is_operation) {
+            let took = clock.monotonic().saturating_sub(begin);
+            metrics::observe_storage(plugin, "volume_mount", done.is_ok(), took);
+        }
+        let done = done.map(|path| Mounted {
             path,
             read_only,
             is_device: false,

@@ -12,7 +12,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use super::csi::{self, absent_is_fine, entries};
 use super::manager::Inner;
 use super::mounts_below::{is_mounted, make_private, mounts_below};
-use super::{Error, plain, subpath};
+use super::{Error, nfs, plain, subpath};
 use crate::files::tree;
 use crate::pod::Uid;
 
@@ -20,13 +20,26 @@ use crate::pod::Uid;
 enum Found {
     /// What containers mount there is the pod's own, and ends with it.
     Own(PathBuf),
-    /// A folder of the machine.
-    Local(PathBuf),
+    /// A folder of the machine or of a server.
+    Mount(PathBuf),
     Csi(PathBuf),
     CsiDevice(PathBuf),
     /// A link to a device of the machine.
     Device(PathBuf),
     Unknown(PathBuf),
+}
+
+impl Found {
+    /// The plugin and the operation that ends the volume, in metrics; `None`: not one of these.
+    fn operation(&self) -> Option<(String, &'static str)> {
+        let (path, operation) = match self {
+            Found::Own(path) | Found::Mount(path) => (path, "volume_unmount"),
+            Found::Device(path) => (path, "unmap_volume"),
+            Found::Csi(_) | Found::CsiDevice(_) | Found::Unknown(_) => return None,
+        };
+        let kind = path.parent()?.file_name()?.to_string_lossy().replace('~', "/");
+        Some((kind, operation))
+    }
 }
 
 impl Inner {
@@ -48,7 +61,14 @@ impl Inner {
             let undone = match volume {
                 Found::Csi(folder) => self.unpublish(folder).await,
                 Found::CsiDevice(link) => self.unpublish_block(uid, link).await,
-                other => task::blocking(move || undo_plain(other)).await,
+                other => {
+                    let operation = other.operation();
+                    let undone = task::blocking(move || undo_plain(other));
+                    match operation {
+                        Some((plugin, name)) => self.counted(&plugin, name, undone).await,
+                        None => undone.await,
+                    }
+                }
             };
             outcome = outcome.and(undone);
         }
@@ -70,7 +90,7 @@ fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
         found.extend(entries(&kind)?.into_iter().map(|volume| match name.as_str() {
             csi::FOLDER => Found::Csi(volume),
-            plain::LOCAL => Found::Local(volume),
+            plain::LOCAL | nfs::FOLDER => Found::Mount(volume),
             name if plain::FOLDERS.contains(&name) => Found::Own(volume),
             _ => Found::Unknown(volume),
         }));
@@ -94,8 +114,8 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
             unmount_below(&folder, UnmountFlags::DETACH)?;
             unmount_all(&folder)
         }
-        Found::Local(folder) => {
-            // What lies in it is the machine's: only an empty folder goes.
+        Found::Mount(folder) => {
+            // What lies in it is not the pod's: only an empty folder goes.
             while is_mounted(&folder).map_err(Error::at(&folder))? {
                 let unmounted = unmount(&folder, UnmountFlags::NOFOLLOW);
                 unmounted.map_err(|error| Error::at(&folder)(error.into()))?;

@@ -1,5 +1,6 @@
 //! Volumes of claims and of CSI drivers: with a driver of the tests and the embedded API server.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -13,7 +14,9 @@ use kube_controller_manager::client::Patch;
 use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
-use kubelet::csi::{CsiDrivers, DriverRegistration, Drivers, NodeInfo, api, attachment_name};
+use kubelet::csi::{
+    Amounts, CsiDrivers, DriverRegistration, Drivers, NodeInfo, api, attachment_name,
+};
 use kubelet::node::address::NodeAddress;
 use kubelet::node::own::OwnNode;
 use kubelet::objects::Objects;
@@ -23,7 +26,9 @@ use kubelet::volumes::{self, Folders, Parts, VolumeManager};
 use serde_json::{Value, json};
 
 use super::api::{Agent, Server, key, running};
-use super::csi_driver::{Abilities, DRIVER, Driver, Fault, PROCESS, VOLUME_MOUNT_GROUP};
+use super::csi_driver::{
+    Abilities, DRIVER, Driver, Fault, GET_VOLUME_STATS, PROCESS, VOLUME_MOUNT_GROUP,
+};
 use super::machine::{Error, Machine};
 use super::node::place;
 use super::pods::is_ready;
@@ -127,10 +132,11 @@ fn claimed(name: &str) -> Value {
 }
 
 fn pod(name: &str, volume: &Value) -> Arc<Pod> {
+    let mounts = json!([{"name": volume["name"], "mountPath": "/data"}]);
     let pod = json!({
         "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"),
                      "annotations": {"kubernetes.io/config.source": "api"}},
-        "spec": {"containers": [{"name": "c"}], "volumes": [volume]},
+        "spec": {"containers": [{"name": "c", "volumeMounts": mounts}], "volumes": [volume]},
     });
     Arc::new(serde_json::from_value(pod).expect("a pod"))
 }
@@ -197,15 +203,17 @@ impl Place {
         drop(task::spawn(async move { follower.follow(of_node, time, until).await }));
         own.synced().await;
         let node = NodeInfo::new(client.clone(), own.clone(), clock.clone());
+        let csi_drivers = CsiDrivers::start(source, clock.clone(), &stop);
         let registration = DriverRegistration {
             folder: self.folders.plugin_sockets(),
             drivers: drivers.clone(),
-            node: Some(node.clone()),
+            server: Some((node.clone(), csi_drivers.clone())),
             clock: clock.clone(),
         };
         drop(task::spawn(registration.run(stop.clone())));
+        assert_eq!(node.fault().as_deref(), Some("CSINode is not yet initialized"));
         node.initialize().await;
-        let csi_drivers = CsiDrivers::start(source, clock.clone(), &stop);
+        assert_eq!(node.fault(), None);
         csi_drivers.synced().await;
         let (sender, again) = async_channel::unbounded();
         let volumes = VolumeManager::new(Parts {
@@ -213,8 +221,9 @@ impl Place {
             own,
             objects: Arc::new(Objects::new(LocalObjects::default(), clock.clone())),
             drivers: drivers.clone(),
-            server: Some(volumes::Server { client: client.clone(), csi_drivers }),
+            server: Some(volumes::Server { client: client.clone(), csi_drivers, csi_node: node }),
             controller_attaches: true,
+            usage_period: Some(Duration::from_secs(60)),
             clock: clock.clone(),
             again: sender,
         });
@@ -717,5 +726,68 @@ fn containers_have_a_drivers_volume() {
         server.eventually_is("free", free).await;
         assert_eq!(fs::read_to_string(&file).expect("a file"), "hello\n");
         drop((agent, driver));
+    });
+}
+
+#[test]
+fn volumes_say_what_they_hold() {
+    task::run(1, async {
+        let rpcs = vec![1, GET_VOLUME_STATS, 3];
+        let place = Place::new("stats", Abilities { rpcs, ..Abilities::default() }).await;
+        place.describe(json!({})).await;
+        let _driver = place.driver.start();
+        let keeper = place.keeper().await;
+        place.registered(&keeper).await;
+        place.server.bind("c", csi_source("vol-1"), json!({})).await;
+        let pod = pod("p", &claimed("c"));
+        place.set_up(&keeper, &pod).await;
+        let pods = [pod.clone()];
+        let (volumes, uid) = (&keeper.volumes, pod.uid());
+        let is_measured = || async { !volumes.usage(&pods).await[&uid].is_empty() };
+        place.server.eventually_is("measured", is_measured).await;
+        // What is measured stays for the period: the fault does not happen.
+        place.driver.plan("NodeGetVolumeStats", &[Fault::Before(Code::Internal)]);
+        let usage = volumes.usage(&pods).await;
+        assert!(!place.driver.is_done());
+        let [volume] = &usage[&uid][..] else { panic!("{usage:?}") };
+        assert_eq!((&*volume.name, volume.claim.as_deref()), ("data", Some("c")));
+        let amounts = Amounts {
+            capacity_bytes: 100,
+            available_bytes: 70,
+            used_bytes: 30,
+            inodes: 10,
+            inodes_free: 7,
+            inodes_used: 3,
+        };
+        assert_eq!(volume.amounts, amounts);
+        let request: api::NodeGetVolumeStatsRequest = place.driver.request("NodeGetVolumeStats");
+        let path = volumes.mounted(&uid)["data"].path.clone();
+        assert_eq!((&*request.volume_id, Path::new(&request.volume_path)), ("vol-1", &*path));
+        let plugin = || format!("kubernetes.io/csi:{DRIVER}");
+        let expected =
+            ["actual_state_of_world", "desired_state_of_world"].map(|state| ((plugin(), state), 1));
+        assert_eq!(volumes.counts(&pods), BTreeMap::from(expected));
+        place.tear_down(&keeper, &pod).await;
+        assert!(volumes.usage(&pods).await[&uid].is_empty());
+        assert!(volumes.counts(&pods).is_empty());
+    });
+}
+
+#[test]
+fn csi_node_follows_the_volumes_that_the_node_may_have() {
+    task::run(1, async {
+        let place = Place::new("limit", Abilities { max_volumes: 7, ..Abilities::default() }).await;
+        // The shortest period that the API server accepts.
+        place.describe(json!({"nodeAllocatableUpdatePeriodSeconds": 10})).await;
+        let _driver = place.driver.start();
+        let keeper = place.keeper().await;
+        place.registered(&keeper).await;
+        let count = || async {
+            let csi_node = place.server.read(&CSI_NODES, "n").await;
+            csi_node["spec"]["drivers"][0]["allocatable"]["count"].clone()
+        };
+        assert_eq!(count().await, 7);
+        place.driver.set_max_volumes(3);
+        place.server.eventually_is("followed", || async { count().await == 3 }).await;
     });
 }

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use async_io::{Async, Timer};
@@ -21,6 +22,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use kube_controller_manager::task::{self, StopToken};
 use kubelet::csi::api::node_service_capability::{Rpc, Type};
+use kubelet::csi::api::volume_usage::Unit;
 use kubelet::csi::api::{self, NodeServiceCapability};
 use kubelet::csi::registration_api as registration;
 use parking_lot::Mutex;
@@ -56,7 +58,8 @@ impl Default for Abilities {
     }
 }
 
-/// The number of a capability.
+/// The numbers of capabilities.
+pub const GET_VOLUME_STATS: i32 = 2;
 pub const VOLUME_MOUNT_GROUP: i32 = 6;
 
 /// Cheap to clone: clones are the same. Its volumes outlive its servers.
@@ -70,6 +73,7 @@ struct Inner {
     root: PathBuf,
     mounts: bool,
     abilities: Abilities,
+    max_volumes: AtomicI64,
     faults: Mutex<BTreeMap<String, VecDeque<Fault>>>,
     calls: Mutex<Vec<String>>,
     requests: Mutex<BTreeMap<String, Bytes>>,
@@ -114,12 +118,18 @@ impl Driver {
             folder: folder.to_owned(),
             root: root.to_owned(),
             mounts,
+            max_volumes: abilities.max_volumes.into(),
             abilities,
             faults: Mutex::default(),
             calls: Mutex::default(),
             requests: Mutex::default(),
             made: Mutex::default(),
         }))
+    }
+
+    /// From now on it says that the node may have this number of volumes.
+    pub fn set_max_volumes(&self, count: i64) {
+        self.0.max_volumes.store(count, Ordering::SeqCst);
     }
 
     /// Serves its node service, and registers at the kubelet.
@@ -245,7 +255,7 @@ impl Driver {
             "NotifyRegistrationStatus" => Vec::new(),
             "NodeGetInfo" => api::NodeGetInfoResponse {
                 node_id: "node-of-fake".to_owned(),
-                max_volumes_per_node: abilities.max_volumes,
+                max_volumes_per_node: self.0.max_volumes.load(Ordering::SeqCst),
                 accessible_topology: Some(api::Topology { segments: abilities.topology.clone() }),
             }
             .encode_to_vec(),
@@ -293,6 +303,20 @@ impl Driver {
                 self.record(method, &unpublish.volume_id);
                 self.undo(Path::new(&unpublish.target_path), true)?;
                 Vec::new()
+            }
+            "NodeGetVolumeStats" => {
+                let wanted: api::NodeGetVolumeStatsRequest = read(message)?;
+                if !self.0.made.lock().contains(Path::new(&wanted.volume_path)) {
+                    return Err(Failure(Code::NotFound, wanted.volume_path));
+                }
+                let usage = |unit: Unit, total, available, used| api::VolumeUsage {
+                    available,
+                    total,
+                    used,
+                    unit: unit.into(),
+                };
+                let usage = vec![usage(Unit::Bytes, 100, 70, 30), usage(Unit::Inodes, 10, 7, 3)];
+                api::NodeGetVolumeStatsResponse { usage, volume_condition: None }.encode_to_vec()
             }
             "NodeExpandVolume" => {
                 let expand: api::NodeExpandVolumeRequest = read(message)?;

@@ -121,6 +121,11 @@ spec:
   - {{name: file, hostPath: {{path: {file_path}, type: File}}}}
   - {{name: config, configMap: {{name: web}}}}
   - {{name: host, hostPath: {{path: {folder}}}}}
+  initContainers:
+  - name: first
+    image: node.test/busybox:1
+    command: [sh, -c, 'true']
+    volumeMounts: [{{name: file, mountPath: /file}}]
   containers:
   - name: main
     image: node.test/busybox:1

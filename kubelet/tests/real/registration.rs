@@ -222,8 +222,12 @@ fn node_is_registered_reported_and_leased() {
         let agent = Agent::start(&folder.0, &server, &runtime, &[]);
 
         // Not ready at first, by the runtime. Images are listed meanwhile.
+        let has_csi_node = |node: &Value| {
+            let message = ready(node)["message"].as_str().unwrap_or_default().to_owned();
+            !message.is_empty() && !message.contains("CSINode")
+        };
         let first = node(&server, "registered", |node| {
-            ready(node).is_object() && node["status"]["images"][0].is_object()
+            has_csi_node(node) && node["status"]["images"][0].is_object()
         });
         let first = first.await;
         let labels = &first["metadata"]["labels"];

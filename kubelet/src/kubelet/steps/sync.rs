@@ -13,13 +13,18 @@ use crate::kubelet::pod_store::WaitingReasons;
 use crate::kubelet::pod_workers::Outcome;
 use crate::kubelet::{Error, Kubelet};
 use crate::kuberuntime::{self, Synced};
+use crate::metrics;
 use crate::pod::{Pod, PodExt};
 use crate::runtime::status::PodStatus;
 use crate::status::generate;
+use crate::volumes;
 
 /// Upstream: `active_deadline.go`.
 const DEADLINE_EXCEEDED: (&str, &str) =
     ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
+
+/// Upstream: `VolumeAttachmentLimitExceededReason`.
+const ATTACH_LIMIT: &str = "VolumeAttachmentLimitExceeded";
 
 impl Kubelet {
     /// Makes a pod run as its definition says, and publishes its status before and after that.
@@ -39,6 +44,15 @@ impl Kubelet {
             self.store.notify_mirror(pod.full_name());
         }
         let synced = self.sync_runtime(pod, &runtime, &status).await;
+        if let Err(kuberuntime::Error::Volumes(error @ volumes::Error::AttachLimit { .. })) =
+            &synced
+        {
+            let message = error.to_string();
+            events::warning(pod, None, ATTACH_LIMIT, &message);
+            metrics::ADMISSION_REJECTIONS.with_label_values(&[ATTACH_LIMIT]).inc();
+            self.fail(pod, ATTACH_LIMIT, &format!("Pod was rejected: {message}"));
+            return Ok(Outcome::Terminal);
+        }
         let (waiting, retry) = match &synced {
             Ok(synced) if synced.is_reset => (WaitingReasons::new(), Some(Duration::ZERO)),
             Ok(synced) => (synced.waiting.clone(), synced.retry),

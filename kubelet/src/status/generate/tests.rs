@@ -150,6 +150,7 @@ fn inputs<'a>(
         is_terminal: false,
         actuated: None,
         limits: None,
+        recursive: false,
         resize: &[],
         before: None,
         reported: None,
@@ -307,4 +308,9 @@ fn mounts_of_volumes_are_shown() {
             {"name": "d", "mountPath": "/d", "readOnly": true, "recursiveReadOnly": "Disabled"},
         ])
     );
+    let inputs = StatusInputs { recursive: true, ..inputs(&runtime, &waiting, &messages) };
+    let found = generate(&pod, &inputs).container_statuses.expect("statuses");
+    let modes = found[0].volume_mounts.iter().flatten().map(|m| m.recursive_read_only.as_deref());
+    let expected = [None, Some("Disabled"), Some("Enabled"), Some("Enabled")];
+    assert_eq!(modes.collect::<Vec<_>>(), expected);
 }

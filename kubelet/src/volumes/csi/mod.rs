@@ -3,6 +3,7 @@
 //! begun. Upstream: `csi_attacher.go`, `csi_mounter.go`, `csi_block.go`.
 
 mod disk;
+mod limit;
 mod volume;
 
 use std::collections::HashMap;
@@ -19,8 +20,8 @@ pub(super) use self::disk::{
     FOLDER, Staged, absent_is_fine, entries, make_link, published, staged, users,
 };
 use self::disk::{UPSTREAMS_DEVICES, remove_published, remove_staged};
-pub(super) use self::volume::CsiVolume;
-use self::volume::map;
+pub(super) use self::volume::{CsiVolume, Handle};
+use self::volume::{map, plugin};
 use super::claim::Bound;
 use super::manager::{Inner, Mounted, Server};
 use super::{CLOSED, Error, fs_group, loop_device, make_all, ownership};
@@ -69,10 +70,13 @@ impl Inner {
                 return Err(in_set_up(Error::UsedByOther));
             }
         }
-        let context = self
-            .attached(server, volume, &object)
-            .await
-            .map_err(Error::in_step(wait_step, name))?;
+        let plugin = plugin(&volume.driver);
+        let attached = self.attached(server, volume, &object);
+        let context = match volume.lifecycle == Lifecycle::Persistent && object.attaches() {
+            true => self.counted(&plugin, "verify_controller_attached_volume", attached).await,
+            false => attached.await,
+        };
+        let context = context.map_err(Error::in_step(wait_step, name))?;
         let driver = self.drivers.get(&volume.driver).map_err(|e| in_set_up(e.into()))?;
         let able = driver.capabilities().await.map_err(|e| in_set_up(e.into()))?;
         let call = CsiCall { server, driver, able, object, context };
@@ -84,8 +88,9 @@ impl Inner {
         let path = match is_published && !call.object.republishes() {
             true => self.published_path(pod, volume),
             false => {
-                let path = self.publish(&call, pod, volume, &staging).await;
-                path.map_err(in_set_up)?
+                let operation = if volume.is_block { "map_volume" } else { "volume_mount" };
+                let path = self.publish(&call, pod, volume, &staging);
+                self.counted(&plugin, operation, path).await.map_err(in_set_up)?
             }
         };
         if let Some(bound) = bound {
@@ -365,11 +370,11 @@ impl Inner {
             let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
             let done = async {
                 let driver = self.drivers.get(&data.driver_name)?;
-                driver.unpublish(&data.volume_handle, &path).await
+                driver.unpublish(&data.volume_handle, &path).await?;
+                task::blocking(move || remove_published(&folder)).await
             };
-            done.await.map_err(|error| in_step(error.into()))?;
-            let removed = task::blocking(move || remove_published(&folder)).await;
-            return removed.map_err(in_step);
+            let plugin = plugin(&data.driver_name);
+            return self.counted(&plugin, "volume_unmount", done).await.map_err(in_step);
         }
         // The set-up had not begun, or the end was reached before: only empty folders are there.
         task::blocking(move || remove_published(&folder)).await.map_err(in_step)
@@ -391,9 +396,11 @@ impl Inner {
             ended.await.map_err(&in_step)?;
             let done = async {
                 let driver = self.drivers.get(&data.driver_name)?;
-                driver.unpublish(&data.volume_handle, &path).await
+                let done = driver.unpublish(&data.volume_handle, &path).await;
+                done.map_err(Error::Csi)
             };
-            done.await.map_err(|error| in_step(error.into()))?;
+            let plugin = plugin(&data.driver_name);
+            self.counted(&plugin, "unmap_volume", done).await.map_err(&in_step)?;
         }
         let removed = task::blocking(move || fs::remove_file(&link).map_err(Error::at(&link)));
         removed.await.map_err(in_step)
@@ -413,11 +420,13 @@ impl Inner {
         let done = async {
             let driver = self.drivers.get(&of.driver)?;
             match driver.capabilities().await?.stages {
-                true => driver.unstage(&of.handle, &of.path).await,
+                true => driver.unstage(&of.handle, &of.path).await.map_err(Error::Csi),
                 false => Ok(()),
             }
         };
-        done.await.map_err(|error| in_step(error.into()))?;
+        let operation = if of.block.is_some() { "unmap_device" } else { "unmount_device" };
+        let done = self.counted(&plugin(&of.driver), operation, done).await;
+        done.map_err(&in_step)?;
         {
             let mut state = self.state.lock();
             state.staged.remove(&of.path);

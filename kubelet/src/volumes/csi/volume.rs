@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::ObjectKey;
 
 use crate::csi::api::volume_capability::MountVolume;
-use crate::csi::{Lifecycle, Stage, ephemeral_handle, unique_name};
+use crate::csi::{Lifecycle, PLUGIN, Stage, ephemeral_handle, unique_name};
 use crate::pod::{Pod, PodExt};
 use crate::volumes::claim::Bound;
 
@@ -29,6 +29,30 @@ pub(in crate::volumes) struct CsiVolume {
     pub(super) stage_secret: Option<ObjectKey>,
     pub(super) publish_secret: Option<ObjectKey>,
     pub(in crate::volumes) expand_secret: Option<ObjectKey>,
+}
+
+/// A volume on this node, as its driver names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::volumes) struct Handle {
+    pub(in crate::volumes) driver: String,
+    pub(in crate::volumes) handle: String,
+}
+
+impl Handle {
+    /// The plugin, in metrics.
+    pub(in crate::volumes) fn plugin(&self) -> String {
+        plugin(&self.driver)
+    }
+
+    /// Its unique name.
+    pub(in crate::volumes) fn device(&self) -> String {
+        unique_name(&self.driver, &self.handle)
+    }
+}
+
+/// The plugin of a driver's volumes, in metrics.
+pub(super) fn plugin(driver: &str) -> String {
+    format!("{PLUGIN}:{driver}")
 }
 
 fn key(secret: Option<&core::SecretReference>) -> Option<ObjectKey> {
@@ -87,6 +111,10 @@ impl CsiVolume {
             publish_secret: key(source.node_publish_secret_ref.as_ref()),
             expand_secret: key(source.node_expand_secret_ref.as_ref()),
         }
+    }
+
+    pub(in crate::volumes) fn of(&self) -> Handle {
+        Handle { driver: self.driver.clone(), handle: self.handle.clone() }
     }
 
     /// The volume on this node, for locks.
