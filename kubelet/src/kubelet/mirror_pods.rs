@@ -24,7 +24,12 @@ impl Kubelet {
         self.store.set_mirror(mirror, op != Op::Remove);
         let full_name = mirror.full_name();
         if let Some(pod) = self.store.static_pod(&full_name) {
-            self.store.notify(&pod);
+            let reported = self.store.reported_status(&pod);
+            match reported.is_some_and(|status| self.manager.probes.adopt(&pod.uid(), &status)) {
+                // Its status changes, which is written then.
+                true => self.dispatcher.requeue([&pod.uid()]),
+                false => self.store.notify(&pod),
+            }
         }
         self.store.notify_mirror(full_name);
     }

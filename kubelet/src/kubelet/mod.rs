@@ -26,9 +26,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::Receiver;
+use event_listener::Event;
 use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::task::{self, Latch, StopToken};
+use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 
 pub use self::admit::{Admission, FetchNode};
 pub use self::error::Error;
@@ -62,6 +63,8 @@ pub struct Kubelet {
     shutdown: ShutdownState,
     /// Opens once the pods of all sources and of the runtime are known.
     listed: Latch,
+    /// Notified when pods that have ended are forgotten.
+    forgotten: Event,
 }
 
 impl Kubelet {
@@ -86,6 +89,7 @@ impl Kubelet {
             stats: Stats::default(),
             shutdown: ShutdownState::default(),
             listed: Latch::new(),
+            forgotten: Event::new(),
             clock,
         })
     }
@@ -182,7 +186,11 @@ impl Kubelet {
             return;
         }
         // All tasks share one thread, so no pod is added between both locks.
-        for uid in &self.dispatcher.retain(&self.store.uids()) {
+        let retained = self.dispatcher.retain(&self.store.uids());
+        if retained.has_forgotten {
+            notify_all(&self.forgotten);
+        }
+        for uid in &retained.missing {
             if let Some(pod) = self.store.decided_pod(uid) {
                 self.start_again(&pod);
             }

@@ -26,10 +26,16 @@ impl Kubelet {
         pod: &Arc<Pod>,
     ) -> Result<(PodStatus, Arc<core::PodStatus>), cri::Error> {
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime).await;
+        self.update_probes(pod, &runtime).await;
         self.observe_resize(pod, &runtime);
         let status = self.publish(pod, &runtime, false).await;
         Ok((runtime, status))
+    }
+
+    /// Starts probes of what runs in a pod, and ends those of what does not.
+    pub(super) async fn update_probes(&self, pod: &Arc<Pod>, runtime: &PodStatus) {
+        let reported = || self.store.reported_status(pod);
+        self.manager.update_probes(pod, runtime, &reported).await;
     }
 
     /// Reads a pod's state in the runtime.

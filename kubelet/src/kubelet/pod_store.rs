@@ -234,6 +234,14 @@ impl PodStore {
         self.state.lock().records.get(uid)?.status.clone()
     }
 
+    /// The status that the API server has; of a static pod, that of its mirror pod.
+    pub(super) fn reported_status(&self, pod: &Pod) -> Option<core::PodStatus> {
+        match pod.is_static() {
+            true => self.state.lock().mirror_of(pod)?.status.clone(),
+            false => pod.status.clone(),
+        }
+    }
+
     /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
     /// containers wait, unless both say the same. Of a kubelet before this one, the API server has the
     /// last status. That of a pod that was rejected stays. Upstream: `updateStatusInternal`.
