@@ -203,7 +203,7 @@ impl Probes {
         let Known { results: reported, .. } = results::reported(reported);
         let Table { results, running } = &mut *self.table.lock();
         let mut has_adopted = false;
-        for (key, (of, latch)) in running.iter().filter(|(_, (of, _))| **of == *pod) {
+        for (key, (_, latch)) in running.iter().filter(|(_, (of, _))| **of == *pod) {
             let reported = reported.get(&key.0).copied().unwrap_or_default();
             let result = match key.1 {
                 Kind::Startup => reported.started,
