@@ -500,29 +500,36 @@ fn honoured() -> Vec<String> {
 }
 
 /// Fields that are accepted with one value, which is how this kubelet works.
-const FIXED: [(&str, &str); 5] = [
+const FIXED: [(&str, &str); 17] = [
     ("failSwapOn", "false"),
     ("failCgroupV1", "false"),
     ("makeIPTablesUtilChains", "false"),
     ("cpuManagerPolicy", "\"none\""),
+    ("memoryManagerPolicy", "\"None\""),
+    ("topologyManagerPolicy", "\"none\""),
+    ("topologyManagerScope", "\"container\""),
+    ("cpuCFSQuota", "true"),
+    ("cpuCFSQuotaPeriod", "\"100ms\""),
+    ("seccompDefault", "false"),
+    ("protectKernelDefaults", "false"),
+    ("runOnce", "false"),
+    ("kernelMemcgNotification", "false"),
+    ("enableContentionProfiling", "false"),
+    ("enableSystemLogQuery", "false"),
+    ("imagePullCredentialsVerificationPolicy", "\"NeverVerify\""),
     ("configMapAndSecretChangeDetectionStrategy", "\"Watch\""),
 ];
 
 /// Fields that matter only to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 1] = ["contentType"];
+const WITHOUT_EFFECT: [&str; 2] = ["contentType", "hairpinMode"];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
-    cpuManagerReconcilePeriod enableContentionProfiling \
-    enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \
-    iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification \
-    kubeletCgroups logging maxOpenFiles memoryManagerPolicy \
+const REFUSED: &str = "cpuManagerPolicyOptions cpuManagerReconcilePeriod featureGates \
+    iptablesDropBit iptablesMasqueradeBit kubeletCgroups logging maxOpenFiles \
     memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR \
-    preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
-    registryPullQPS reservedMemory runOnce seccompDefault \
-    showHiddenMetricsForVersion singleProcessOOMKill \
-    systemCgroups tlsCurvePreferences topologyManagerPolicy \
-    topologyManagerPolicyOptions topologyManagerScope tracing volumePluginDir";
+    preloadedImagesVerificationAllowlist qosReserved registryBurst registryPullQPS \
+    reservedMemory showHiddenMetricsForVersion singleProcessOOMKill systemCgroups \
+    tlsCurvePreferences topologyManagerPolicyOptions tracing volumePluginDir";
 
 const EVICTION_HARD: &str = "evictionHard";
 
@@ -647,7 +654,7 @@ fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String
             honoured.insert(field, value);
         } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
             let given = value.to_string();
-            if is_set && given != only {
+            if is_set && given != only && !is_unset(&value) {
                 return Err(Error::UnsupportedValue { field, given, only });
             }
         } else if WITHOUT_EFFECT.contains(&name) {
@@ -756,9 +763,16 @@ mod tests {
                 json!({"logging": {"verbosity": 2}}),
                 Some("logging is not supported yet: see docs/kubelet-flags.md"),
             ),
+            (json!({"cpuCFSQuota": false}), Some("cpuCFSQuota: false is not supported, only true")),
+            (json!({"cpuCFSQuota": true, "memoryManagerPolicy": "None"}), None),
+            (json!({"cpuCFSQuotaPeriod": "0s", "memoryManagerPolicy": ""}), None),
             (
-                json!({"cpuCFSQuota": false}),
-                Some("cpuCFSQuota is not supported yet: see docs/kubelet-flags.md"),
+                json!({"memoryManagerPolicy": "Static"}),
+                Some("memoryManagerPolicy: \"Static\" is not supported, only \"None\""),
+            ),
+            (
+                json!({"cpuManagerPolicyOptions": {"full-pcpus-only": "true"}}),
+                Some("cpuManagerPolicyOptions is not supported yet: see docs/kubelet-flags.md"),
             ),
             (json!({"failSwapOn": false}), None),
             (json!({"failSwapOn": true}), Some("failSwapOn: true is not supported, only false")),
