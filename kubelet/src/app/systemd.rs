@@ -116,8 +116,6 @@ fn watchdog(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures_lite::future::{block_on, poll_once};
     use kube_controller_manager::clock::FakeClock;
     use kube_controller_manager::objects::Timestamp;

@@ -261,7 +261,7 @@ impl Objects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
         };
-        let found = self.settled(server, PATIENCE, &now, PodObjects::is_settled).await;
+        let found = self.settled(server, PATIENCE, now, PodObjects::is_settled).await;
         match found.has_objects() && !found.is_settled() {
             true => self.settled(server, TOKEN_PATIENCE, now, PodObjects::is_settled).await,
             false => found,

@@ -134,8 +134,7 @@ fn init_container_is_ready_once_it_has_succeeded_and_a_sidecar_while_it_runs() {
         let status = generate(&pod, &inputs(&runtime, &waiting, &messages));
         let init = status.init_container_statuses.iter().flatten().map(|status| status.ready);
         assert_eq!(init.collect::<Vec<_>>(), expected, "{state:?} {exit_code}");
-        let initialized = is_true(&status, "Initialized");
-        assert_eq!(initialized, false, "{state:?} {exit_code}");
+        assert!(!is_true(&status, "Initialized"), "{state:?} {exit_code}");
     }
 }
 
