@@ -110,13 +110,13 @@ impl Kubelet {
 
     /// Logs and counts what a new status says, and lets it be written.
     pub(super) fn published(&self, pod: &Arc<Pod>, change: StatusChange) -> StatusChange {
-        let StatusChange { before, after } = &change;
+        let StatusChange { before, after, differs_from_mirror } = &change;
         if before.as_ref().map(|before| &before.phase) != Some(&after.phase) {
             let phase = after.phase.as_deref().unwrap_or_default();
             log::info!("pod {} is {phase}", pod.display_name());
         }
         count_terminations(before.as_deref(), after);
-        if before.as_ref() != Some(after) {
+        if *differs_from_mirror || before.as_ref() != Some(after) {
             self.store.notify(pod);
         }
         change

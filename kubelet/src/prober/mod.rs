@@ -198,11 +198,10 @@ impl Probes {
     }
 
     /// The status that the API server has is known only now, as that of a mirror pod may be: it counts
-    /// for probes without a result. Returns whether there is such a result.
-    pub fn adopt(&self, pod: &str, reported: &core::PodStatus) -> bool {
+    /// for probes without a result.
+    pub fn adopt(&self, pod: &str, reported: &core::PodStatus) {
         let Known { results: reported, .. } = results::reported(reported);
         let Table { results, running } = &mut *self.table.lock();
-        let mut has_adopted = false;
         for (key, (_, latch)) in running.iter().filter(|(_, (of, _))| **of == *pod) {
             let reported = reported.get(&key.0).copied().unwrap_or_default();
             let result = match key.1 {
@@ -214,13 +213,11 @@ impl Probes {
                 continue;
             }
             results.insert(key.clone(), true);
-            has_adopted = true;
             // A container starts once.
             if key.1 == Kind::Startup {
                 latch.open();
             }
         }
-        has_adopted
     }
 
     async fn set(&self, pod: &Pod, id: &str, kind: Kind, result: bool) {
@@ -422,8 +419,11 @@ mod tests {
             update(&probes, &v, &["other"]).await;
             probes.set(&u, "failed", Kind::Readiness, false).await;
         });
-        assert!(probes.adopt("u", &reported) && !probes.adopt("u", &reported));
-        assert!(!probes.adopt("v", &reported) && !probes.adopt("w", &reported));
+        for of in ["v", "w"] {
+            probes.adopt(of, &reported);
+            assert_eq!(probes.result("new", Kind::Readiness), None);
+        }
+        probes.adopt("u", &reported);
         let all = ids.map(|id| Kind::ALL.map(|kind| probes.result(id, kind)));
         let (yes, no) = (Some(true), Some(false));
         assert_eq!(all, [[yes, None, yes], [yes, None, no], [None, None, None]]);
