@@ -472,7 +472,8 @@ mod tests {
         let mirror = [(CONFIG_MIRROR, "h")];
         store.set_mirror(&pod(&mirror, json!({"phase": "Pending"})), true);
         assert!(store.late_report(&own).is_none());
-        let condition = json!({"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:00:01Z"});
+        let at = "1970-01-01T00:00:01Z";
+        let condition = json!({"type": "Ready", "status": "True", "lastTransitionTime": at});
         let reported = json!({"conditions": [condition], "startTime": "1970-01-01T00:00:00Z"});
         store.set_mirror(&pod(&[(CONFIG_MIRROR, "other")], reported.clone()), true);
         assert!(store.late_report(&own).is_none());
