@@ -5,6 +5,7 @@ mod admission;
 mod enforce;
 mod error;
 mod identity;
+mod systemd;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,6 +28,7 @@ use kube_controller_manager::task::{self, StopToken};
 
 use self::error::Error;
 use self::identity::Identity;
+use self::systemd::Systemd;
 use crate::allocation::Checkpoint;
 use crate::causes::chain;
 use crate::certificate::ServingCertificate;
@@ -122,6 +124,9 @@ async fn start(
     clock: SharedClock,
 ) -> Result<(), Error> {
     let stop = task::stop_on_signal().map_err(Error::Signals)?;
+    let systemd = Arc::new(Systemd::detect()?);
+    let (watched, time, ended) = (systemd.clone(), clock.clone(), stop.clone());
+    drop(task::spawn(async move { ended.unless_stopped(watched.keep_alive(&time)).await }));
     let machine = MachineInfo::detect();
     let name = node_name(&settings);
     let ips = NodeIps::parse(&settings.node_ip).map_err(Error::Node)?;
@@ -132,16 +137,17 @@ async fn start(
     let lost = async { Err(Error::IdentityLost(lost.await)) };
     let node = node(&settings, &machine, own);
     let secure = serving.map(|certificate| Secure { certificate, set_verbosity });
-    let ends = Ends { client, secure };
+    let ends = Ends { client, secure, systemd };
     serve(settings, machine, address, node, ends, clock, stop).or(lost).await
 }
 
-/// The ways to the API server and from it.
+/// The ways to the API server and from it, and to what has started this program.
 struct Ends {
     /// `None`: there is no API server.
     client: Option<Client>,
     /// `None`: the port with authentication is not served.
     secure: Option<Secure>,
+    systemd: Arc<Systemd>,
 }
 
 /// What the port with authentication needs before there are pods.
@@ -156,7 +162,7 @@ async fn serve(
     machine: MachineInfo,
     address: NodeAddress,
     node: Node,
-    Ends { client, secure }: Ends,
+    Ends { client, secure, systemd }: Ends,
     clock: SharedClock,
     stop: StopToken,
 ) -> Result<(), Error> {
@@ -396,6 +402,7 @@ async fn serve(
         }
         None => None,
     };
+    systemd.started(&kubelet);
     log::info!("Starting kubelet main sync loop on node {}", node.name);
     kubelet.run(updates, results, stop).await;
     for server in [health, read_only, secure].into_iter().flatten() {

@@ -120,18 +120,6 @@ pub struct Statements<'a> {
     pub min_reclaim: &'a BTreeMap<String, String>,
 }
 
-/// The hard thresholds of a configuration that names none. Upstream: `DefaultEvictionHard`.
-pub fn default_hard() -> BTreeMap<String, String> {
-    let default = [
-        ("memory.available", "100Mi"),
-        ("nodefs.available", "10%"),
-        ("nodefs.inodesFree", "5%"),
-        ("imagefs.available", "15%"),
-        ("imagefs.inodesFree", "5%"),
-    ];
-    default.into_iter().map(|(signal, value)| (signal.to_owned(), value.to_owned())).collect()
-}
-
 /// Parses thresholds. `limits_pods`: all pods together have a limit of memory, which has a
 /// threshold too. Upstream: `ParseThresholdConfig`.
 ///
@@ -297,10 +285,5 @@ mod tests {
         ] {
             assert_eq!(parse(hard, soft, grace, none()).err().as_deref(), Some(fault));
         }
-        let default = default_hard();
-        let empty = BTreeMap::new();
-        let statements =
-            Statements { hard: &default, soft: &empty, soft_grace: &empty, min_reclaim: &empty };
-        assert_eq!(thresholds(statements, false).ok().map(|all| all.len()), Some(5));
     }
 }

@@ -11,7 +11,7 @@ use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::task::{Latch, notify_all};
 use parking_lot::Mutex;
 
-use super::pod_workers::{Outcome, Reason, Work, Workers};
+use super::pod_workers::{Outcome, Reason, Retained, Work, Workers};
 use crate::pod::{Pod, PodExt, Uid};
 
 /// The workers of all pods, with what cancels their work.
@@ -112,7 +112,7 @@ impl Dispatcher {
     }
 
     /// See [`Workers::retain`].
-    pub(super) fn retain(&self, desired: &BTreeSet<Uid>) -> Vec<Uid> {
+    pub(super) fn retain(&self, desired: &BTreeSet<Uid>) -> Retained {
         let State { workers, cancels } = &mut *self.state.lock();
         workers.retain(desired, |uid| {
             open(cancels, uid);
@@ -224,9 +224,9 @@ mod tests {
         assert!(block_on(poll_once(&mut run)).is_none());
         let cancel = started.borrow_mut().pop().expect("work");
         let is_cancelled = || block_on(poll_once(cancel.opened())).is_some();
-        assert!(dispatcher.retain(&BTreeSet::from([pod.uid()])).is_empty());
+        assert!(dispatcher.retain(&BTreeSet::from([pod.uid()])).missing.is_empty());
         assert!(!is_cancelled());
-        assert!(dispatcher.retain(&BTreeSet::new()).is_empty());
+        assert!(dispatcher.retain(&BTreeSet::new()).missing.is_empty());
         assert!(is_cancelled());
     }
 
@@ -243,7 +243,7 @@ mod tests {
         dispatcher.done("u", Outcome::Done(RETRY), clock.monotonic());
         assert!(block_on(poll_once(&mut run)).is_none());
         assert_eq!(started.take(), [Work::Sync(pod.clone())]);
-        assert!(dispatcher.retain(&BTreeSet::new()).is_empty());
+        assert!(dispatcher.retain(&BTreeSet::new()).missing.is_empty());
         assert!(block_on(poll_once(&mut run)).is_none());
         assert_eq!(started.take(), [Work::Terminate(pod, 30)]);
     }

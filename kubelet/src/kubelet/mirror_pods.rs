@@ -24,7 +24,16 @@ impl Kubelet {
         self.store.set_mirror(mirror, op != Op::Remove);
         let full_name = mirror.full_name();
         if let Some(pod) = self.store.static_pod(&full_name) {
-            self.store.notify(&pod);
+            let uid = pod.uid();
+            let late = self.store.late_report(&pod).filter(|_| self.dispatcher.is_syncing(&uid));
+            match late {
+                // The pod's status is written once it continues this one.
+                Some(status) => {
+                    self.manager.probes.adopt(&uid, &status);
+                    self.dispatcher.requeue([&uid]);
+                }
+                None => self.store.notify(&pod),
+            }
         }
         self.store.notify_mirror(full_name);
     }

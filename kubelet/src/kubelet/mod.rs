@@ -27,9 +27,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_channel::Receiver;
+use event_listener::Event;
 use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::task::{self, Latch, StopToken};
+use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 
 pub use self::admit::{Admission, FetchNode};
 pub use self::error::Error;
@@ -65,6 +66,8 @@ pub struct Kubelet {
     shutdown: ShutdownState,
     /// Opens once the pods of all sources and of the runtime are known.
     listed: Latch,
+    /// Notified when pods that have ended are forgotten.
+    forgotten: Event,
 }
 
 impl Kubelet {
@@ -90,6 +93,7 @@ impl Kubelet {
             startups: Startups::default(),
             shutdown: ShutdownState::default(),
             listed: Latch::new(),
+            forgotten: Event::new(),
             clock,
         })
     }
@@ -189,7 +193,11 @@ impl Kubelet {
             return;
         }
         // All tasks share one thread, so no pod is added between both locks.
-        for uid in &self.dispatcher.retain(&self.store.uids()) {
+        let retained = self.dispatcher.retain(&self.store.uids());
+        if retained.has_forgotten {
+            notify_all(&self.forgotten);
+        }
+        for uid in &retained.missing {
             if let Some(pod) = self.store.decided_pod(uid) {
                 self.start_again(&pod);
             }

@@ -26,10 +26,16 @@ impl Kubelet {
         pod: &Arc<Pod>,
     ) -> Result<(PodStatus, Arc<core::PodStatus>), cri::Error> {
         let runtime = self.read(pod).await?;
-        self.manager.update_probes(pod, &runtime).await;
+        self.update_probes(pod, &runtime).await;
         self.observe_resize(pod, &runtime);
         let status = self.publish(pod, &runtime, false).await;
         Ok((runtime, status))
+    }
+
+    /// Starts probes of what runs in a pod, and ends those of what does not.
+    pub(super) async fn update_probes(&self, pod: &Arc<Pod>, runtime: &PodStatus) {
+        let reported = || self.store.reported_status(pod);
+        self.manager.update_probes(pod, runtime, &reported).await;
     }
 
     /// Reads a pod's state in the runtime.
@@ -106,13 +112,13 @@ impl Kubelet {
 
     /// Logs and counts what a new status says, and lets it be written.
     pub(super) fn published(&self, pod: &Arc<Pod>, change: StatusChange) -> StatusChange {
-        let StatusChange { before, after } = &change;
+        let StatusChange { before, after, differs_from_mirror } = &change;
         if before.as_ref().map(|before| &before.phase) != Some(&after.phase) {
             let phase = after.phase.as_deref().unwrap_or_default();
             log::info!("pod {} is {phase}", pod.display_name());
         }
         count_terminations(before.as_deref(), after);
-        if before.as_ref() != Some(after) {
+        if *differs_from_mirror || before.as_ref() != Some(after) {
             self.store.notify(pod);
         }
         change

@@ -65,6 +65,8 @@ struct Record {
     starts: Vec<(String, i64)>,
     /// Grows with each change of the status. Upstream: `versionedPodStatus`.
     version: u64,
+    /// Of a static pod: its status continues that of its mirror pod.
+    continues_mirror: bool,
     waiting: WaitingReasons,
     /// When a source had it first, by the monotonic clock, until it runs.
     first_seen: Option<Duration>,
@@ -74,6 +76,18 @@ struct Record {
 pub(super) struct StatusChange {
     pub(super) before: Option<Arc<core::PodStatus>>,
     pub(super) after: Arc<core::PodStatus>,
+    /// The mirror pod may show another status, though it has not changed here.
+    pub(super) differs_from_mirror: bool,
+}
+
+impl StatusChange {
+    fn none(status: &Arc<core::PodStatus>) -> StatusChange {
+        StatusChange {
+            before: Some(status.clone()),
+            after: status.clone(),
+            differs_from_mirror: false,
+        }
+    }
 }
 
 impl State {
@@ -81,6 +95,12 @@ impl State {
     fn mirror_of(&self, pod: &Pod) -> Option<&Arc<Pod>> {
         let mirror = self.mirrors.get(&pod.full_name())?;
         mirror::is_mirror_of(mirror, pod).then_some(mirror)
+    }
+
+    /// The status that a kubelet has written to a static pod's mirror pod.
+    fn mirrored(&self, pod: &Pod) -> Option<&core::PodStatus> {
+        let status = self.mirror_of(pod)?.status.as_ref();
+        status.filter(|status| status.conditions.is_some())
     }
 }
 
@@ -244,6 +264,25 @@ impl PodStore {
         self.state.lock().records.get(uid)?.status.clone()
     }
 
+    /// The status that the API server has; of a static pod, that of its mirror pod.
+    pub(super) fn reported_status(&self, pod: &Pod) -> Option<core::PodStatus> {
+        match pod.is_static() {
+            true => self.state.lock().mirrored(pod).cloned(),
+            false => pod.status.clone(),
+        }
+    }
+
+    /// The status of a static pod's mirror pod, if it was seen only after the pod's own status was
+    /// computed, which does not continue it yet.
+    pub(super) fn late_report(&self, pod: &Pod) -> Option<core::PodStatus> {
+        let state = self.state.lock();
+        let record = state.records.get(&pod.uid())?;
+        if record.continues_mirror || record.status.is_none() {
+            return None;
+        }
+        state.mirrored(pod).cloned()
+    }
+
     /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
     /// containers wait, unless both say the same. Of a kubelet before this one, the API server has the
     /// last status. That of a pod that was rejected stays. Upstream: `updateStatusInternal`.
@@ -254,24 +293,29 @@ impl PodStore {
         compute: impl FnOnce(Option<&core::PodStatus>, &WaitingReasons) -> core::PodStatus,
     ) -> StatusChange {
         let mut state = self.state.lock();
-        let mirrored = state.mirror_of(pod).and_then(|mirror| mirror.status.clone());
+        let mirrored = state.mirrored(pod).cloned();
         let record = state.records.entry(pod.uid()).or_default();
         if let (Admission::Rejected, Some(status)) = (record.admission, &record.status) {
-            return StatusChange { before: Some(status.clone()), after: status.clone() };
+            return StatusChange::none(status);
         }
         let reported = || pod.status.clone().filter(|_| !pod.is_static()).map(Arc::new);
         let before = record.status.clone().or_else(reported);
         let mut after = compute(before.as_deref(), &record.waiting);
-        let old = before.as_deref().or(mirrored.as_ref());
         record.starts = starts(&after);
+        // The mirror pod may have been seen after the first status was computed.
+        let is_late = mirrored.is_some() && !record.continues_mirror;
+        record.continues_mirror |= is_late;
+        let (first, second) = (mirrored.as_ref(), before.as_deref());
+        let old = if is_late { first.or(second) } else { second.or(first) };
         settle(pod, &mut after, old, now);
-        if let Some(last) = record.status.as_ref().filter(|last| is_same(last, &after)) {
-            return StatusChange { before: Some(last.clone()), after: last.clone() };
+        let last = record.status.as_ref().filter(|_| !is_late);
+        if let Some(last) = last.filter(|last| is_same(last, &after)) {
+            return StatusChange::none(last);
         }
         let after = Arc::new(after);
         record.status = Some(after.clone());
         record.version += 1;
-        StatusChange { before, after }
+        StatusChange { before, after, differs_from_mirror: is_late }
     }
 
     /// Sets why the containers of a pod wait.
@@ -422,6 +466,50 @@ mod tests {
             let shown = store.with_statuses()[0].status.clone().expect("a status");
             assert_eq!(phase(&shown), Some("Failed"));
         }
+    }
+
+    /// The API server may answer after a static pod's first sync.
+    #[test]
+    fn status_continues_that_of_a_mirror_pod_that_is_seen_late() {
+        let pod = |mirror: &[(&str, &str)], status: Value| -> Arc<Pod> {
+            let own = [(CONFIG_SOURCE, "file"), (CONFIG_HASH, "h")];
+            let annotations: BTreeMap<_, _> = own.iter().chain(mirror).copied().collect();
+            let metadata =
+                json!({"name": "p", "namespace": "n", "uid": "u", "annotations": annotations});
+            let pod = json!({"metadata": metadata, "status": status});
+            Arc::new(serde_json::from_value(pod).expect("a pod"))
+        };
+        let ready = |status: &str| -> core::PodStatus {
+            let condition = json!({"type": "Ready", "status": status});
+            serde_json::from_value(json!({"conditions": [condition]})).expect("a status")
+        };
+        let store = PodStore::new(BTreeSet::new());
+        let own = pod(&[], json!(null));
+        store.set_pod(&own);
+        let update = |seconds, status| {
+            let now = Timestamp::from_secs(seconds);
+            let change = store.update_status(&own, now, |_, _| ready(status));
+            let times = change.after.conditions.iter().flatten();
+            let time =
+                times.filter_map(|one| Some(one.last_transition_time.as_ref()?.0.as_second()));
+            (time.collect::<Vec<_>>(), change.differs_from_mirror)
+        };
+        assert_eq!(update(10, "False"), (vec![10], false));
+        // It has been created, and shows nothing yet.
+        let mirror = [(CONFIG_MIRROR, "h")];
+        store.set_mirror(&pod(&mirror, json!({"phase": "Pending"})), true);
+        assert!(store.late_report(&own).is_none());
+        let at = "1970-01-01T00:00:01Z";
+        let condition = json!({"type": "Ready", "status": "True", "lastTransitionTime": at});
+        let reported = json!({"conditions": [condition], "startTime": "1970-01-01T00:00:00Z"});
+        store.set_mirror(&pod(&[(CONFIG_MIRROR, "other")], reported.clone()), true);
+        assert!(store.late_report(&own).is_none());
+        store.set_mirror(&pod(&mirror, reported), true);
+        assert!(store.late_report(&own).is_some());
+        assert_eq!(update(20, "True"), (vec![1], true));
+        assert!(store.late_report(&own).is_none());
+        assert_eq!(update(30, "True"), (vec![1], false));
+        assert_eq!(update(40, "False"), (vec![40], false));
     }
 
     #[test]

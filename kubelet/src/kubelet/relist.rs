@@ -19,7 +19,7 @@ const RELIST: Duration = Duration::from_secs(1);
 /// The waits between attempts at the volumes of former pods.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const MAX_WAIT: Duration = Duration::from_secs(122);
-/// When former pods are looked for again after nothing was left of any.
+/// When former pods are looked for again at the latest, after nothing was left of any.
 const CHECK: Duration = Duration::from_secs(600);
 /// The period while there is no pod; upstream always relists each second.
 const IDLE_RELIST: Duration = Duration::from_secs(5);
@@ -88,8 +88,9 @@ impl Kubelet {
         }
     }
 
-    /// Ends the volumes of pods that ended while no agent ran, and removes their folders: again and
-    /// again as long as something is left of them, then rarely. Upstream:
+    /// Ends the volumes of pods that ended while no agent ran, and removes their folders, and those of
+    /// pods that had ended before their sources removed them: again and again as long as something is
+    /// left of them, then when another pod has gone. Upstream:
     /// `cleanupOrphanedPodDirs`.
     pub(super) async fn end_old_volumes(&self) {
         self.listed.opened().await;
@@ -97,6 +98,7 @@ impl Kubelet {
         loop {
             let volumes = &self.manager.volumes;
             let changed = volumes.driver_changed();
+            let forgotten = self.forgotten.listen();
             let pods = self.manager.folders.pods();
             let found = task::blocking(move || {
                 let entries = std::fs::read_dir(pods).into_iter().flatten().flatten();
@@ -122,7 +124,7 @@ impl Kubelet {
             volumes.release_unused();
             if is_done {
                 wait = FIRST_WAIT;
-                self.clock.sleep(CHECK).await;
+                self.clock.sleep(CHECK).or(forgotten).await;
                 continue;
             }
             self.clock.sleep(wait).or(changed).await;

@@ -7,12 +7,13 @@ use kube_controller_manager::objects::Timestamp;
 
 use super::Manager;
 use crate::pod::{Pod, PodExt};
-use crate::prober::{Ip, Running};
+use crate::prober::{Ip, Reported, Running};
 use crate::runtime::status::{PodStatus, State};
 
 impl Manager {
-    /// Starts probes of what runs in a pod, and ends those of what does not.
-    pub async fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus) {
+    /// Starts probes of what runs in a pod, and ends those of what does not. `reported`: the status
+    /// that the API server has.
+    pub async fn update_probes(&self, pod: &Arc<Pod>, status: &PodStatus, reported: &Reported<'_>) {
         let ip = match pod.is_host_network() {
             true => Some(Ip::OfNode(self.node.own.clone())),
             false => status.ips().first().cloned().map(Ip::OfPod),
@@ -24,7 +25,7 @@ impl Manager {
         });
         let running: Vec<_> = running.collect();
         match ip {
-            Some(ip) => self.probes.update(pod, &running, &ip).await,
+            Some(ip) => self.probes.update(pod, &running, &ip, reported).await,
             None => self.probes.retain(&pod.uid(), &BTreeSet::new()),
         }
     }

@@ -2,8 +2,8 @@
 //! Static pods have the objects of a folder, pods of the API server those of the server.
 //!
 //! [`Objects::read`] gives a pod's objects at a time, as [`PodObjects`]: each is found, missing, or
-//! not fetched yet. It waits a second at most. When an object comes later, or changes, the pods that
-//! refer to it are synced again.
+//! not fetched yet. It waits a second at most, for tokens ten. When an object comes later, or
+//! changes, the pods that refer to it are synced again.
 
 mod error;
 pub mod folder;
@@ -40,6 +40,8 @@ use crate::pod::{Pod, PodExt, Uid};
 
 /// The longest wait for objects that are not fetched yet. Upstream: the poll of `objectCache.Get`.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest wait for tokens that are requested. Upstream waits for the answer.
+const TOKEN_PATIENCE: Duration = Duration::from_secs(10);
 /// Objects that are not read for this number of sync periods are watched no more.
 /// Upstream: `NewWatchBasedManager`.
 const IDLE_PERIODS: u32 = 5;
@@ -132,8 +134,12 @@ impl PodObjects {
 
     /// Returns whether the API server has answered for all of them.
     fn is_settled(&self) -> bool {
+        self.has_objects() && self.tokens.values().all(KnownToken::is_settled)
+    }
+
+    /// Whether the API server has answered for all but tokens.
+    fn has_objects(&self) -> bool {
         self.objects.values().all(|known| *known != Known::NotYet)
-            && self.tokens.values().all(KnownToken::is_settled)
     }
 
     /// What a static pod finds in a folder with these objects.
@@ -246,7 +252,8 @@ impl Objects {
         }
     }
 
-    /// What a pod refers to for this use. Waits for what is not fetched yet, for a second at most.
+    /// What a pod refers to for this use. Waits for what is not fetched yet: for a second at most, for
+    /// tokens longer.
     /// The future may be dropped at any time.
     pub async fn read(&self, pod: &Pod, what: Use<'_>) -> PodObjects {
         let keys = what.keys(pod);
@@ -257,7 +264,11 @@ impl Objects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
         };
-        self.settled(server, now, PodObjects::is_settled).await
+        let found = self.settled(server, PATIENCE, now, PodObjects::is_settled).await;
+        match found.has_objects() && !found.is_settled() {
+            true => self.settled(server, TOKEN_PATIENCE, now, PodObjects::is_settled).await,
+            false => found,
+        }
     }
 
     /// Returns a token of the pod's account for each wanted audience (empty: the API server) and
@@ -281,7 +292,7 @@ impl Objects {
         let now = || server.tokens.known(pod, &specs);
         let is_settled =
             |known: &BTreeMap<TokenSpec, KnownToken>| known.values().all(KnownToken::is_settled);
-        let mut known = self.settled(server, now, is_settled).await;
+        let mut known = self.settled(server, TOKEN_PATIENCE, now, is_settled).await;
         let token = |one: &(String, Option<i64>)| match known.remove(&spec(one)) {
             Some(KnownToken::Found(token, expires)) => Ok((one.0.clone(), token, expires)),
             Some(KnownToken::Failed(error)) => Err(error),
@@ -290,10 +301,11 @@ impl Objects {
         wanted.iter().map(token).collect()
     }
 
-    /// The first value that is settled; the last one after a second.
+    /// The first value that is settled; the last one after this time.
     async fn settled<T>(
         &self,
         server: &ServerObjects,
+        patience: Duration,
         now: impl Fn() -> T,
         is_settled: impl Fn(&T) -> bool,
     ) -> T {
@@ -308,7 +320,7 @@ impl Objects {
             }
         };
         let late = async {
-            self.clock.sleep(PATIENCE).await;
+            self.clock.sleep(patience).await;
             now()
         };
         settles.or(late).await
@@ -331,7 +343,7 @@ impl Objects {
         };
         let handler = || server.classes.handler(class);
         let is_settled = |found: &Result<_, _>| !matches!(found, Err(Unavailable::NotYet { .. }));
-        self.settled(server, handler, is_settled).await
+        self.settled(server, PATIENCE, handler, is_settled).await
     }
 
     /// Returns the variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
@@ -343,7 +355,7 @@ impl Objects {
         let Some(server) = &self.server else { return Ok(Vec::new()) };
         let variables = || server.services.variables(pod);
         let is_settled = |found: &Result<_, _>| found.is_ok();
-        self.settled(server, variables, is_settled).await
+        self.settled(server, PATIENCE, variables, is_settled).await
     }
 }
 

@@ -2,9 +2,9 @@
 //! effect. A field that is null is not set.
 //! Upstream: `staging/src/k8s.io/kubelet/config/v1beta1`.
 
-use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use kube_controller_manager::options::tls_faults;
 use serde::{Deserialize, Serialize};
@@ -501,29 +501,38 @@ fn honoured() -> Vec<String> {
 }
 
 /// Fields that are accepted with one value, which is how this kubelet works.
-const FIXED: [(&str, &str); 5] = [
+const FIXED: [(&str, &str); 17] = [
     ("failSwapOn", "false"),
     ("failCgroupV1", "false"),
     ("makeIPTablesUtilChains", "false"),
     ("cpuManagerPolicy", "\"none\""),
+    ("memoryManagerPolicy", "\"None\""),
+    ("topologyManagerPolicy", "\"none\""),
+    ("topologyManagerScope", "\"container\""),
+    ("cpuCFSQuota", "true"),
+    ("cpuCFSQuotaPeriod", "\"100ms\""),
+    ("seccompDefault", "false"),
+    ("protectKernelDefaults", "false"),
+    ("runOnce", "false"),
+    ("kernelMemcgNotification", "false"),
+    ("enableContentionProfiling", "false"),
+    ("enableSystemLogQuery", "false"),
+    ("imagePullCredentialsVerificationPolicy", "\"NeverVerify\""),
     ("configMapAndSecretChangeDetectionStrategy", "\"Watch\""),
 ];
 
 /// Fields that matter only to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 1] = ["contentType"];
+const WITHOUT_EFFECT: [&str; 2] = ["contentType", "hairpinMode"];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "cpuCFSQuota cpuCFSQuotaPeriod cpuManagerPolicyOptions \
-    cpuManagerReconcilePeriod enableContentionProfiling \
-    enableSystemLogQuery featureGates hairpinMode imagePullCredentialsVerificationPolicy \
-    iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification \
-    kubeletCgroups logging maxOpenFiles memoryManagerPolicy \
+const REFUSED: &str = "cpuManagerPolicyOptions cpuManagerReconcilePeriod featureGates \
+    iptablesDropBit iptablesMasqueradeBit kubeletCgroups logging maxOpenFiles \
     memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR \
-    preloadedImagesVerificationAllowlist protectKernelDefaults qosReserved registryBurst \
-    registryPullQPS reservedMemory runOnce seccompDefault \
-    showHiddenMetricsForVersion singleProcessOOMKill \
-    systemCgroups tlsCurvePreferences topologyManagerPolicy \
-    topologyManagerPolicyOptions topologyManagerScope tracing volumePluginDir";
+    preloadedImagesVerificationAllowlist qosReserved registryBurst registryPullQPS \
+    reservedMemory showHiddenMetricsForVersion singleProcessOOMKill systemCgroups \
+    tlsCurvePreferences topologyManagerPolicyOptions tracing volumePluginDir";
+
+const EVICTION_HARD: &str = "evictionHard";
 
 /// What files say together.
 pub struct Loaded {
@@ -532,17 +541,39 @@ pub struct Loaded {
     pub ignored: BTreeSet<String>,
 }
 
+/// The hard thresholds of a configuration that names none. Upstream: `DefaultEvictionHard`.
+pub fn default_eviction_hard() -> BTreeMap<String, String> {
+    let default = [
+        ("memory.available", "100Mi"),
+        ("nodefs.available", "10%"),
+        ("nodefs.inodesFree", "5%"),
+        ("imagefs.available", "15%"),
+        ("imagefs.inodesFree", "5%"),
+    ];
+    default.into_iter().map(|(signal, value)| (signal.to_owned(), value.to_owned())).collect()
+}
+
 /// Reads a configuration file, and the files `*.conf` of the drop-in folder on top of it, in the
 /// order of their names.
 ///
 /// # Errors
 /// One that names the file, and the field where there is one.
 pub fn read(files: &Files) -> Result<Loaded, Error> {
-    let (mut merged, mut ignored) = (json!({}), BTreeSet::new());
-    let file = Some(files.config.clone()).filter(|file| !file.is_empty());
-    for file in file.into_iter().chain(drop_ins(&files.config_dir)?) {
-        let document = load(&file, &mut ignored);
-        merge(&mut merged, Value::Object(document.map_err(of_file(&file))?));
+    let mut ignored = BTreeSet::new();
+    let mut load = |file: &str| load(file, &mut ignored).map_err(of_file(file));
+    let mut merged = match files.config.as_str() {
+        "" => json!({}),
+        file => Value::Object(load(file)?),
+    };
+    for file in drop_ins(&files.config_dir)? {
+        let document = load(&file)?;
+        // Drop-ins change what the file says with its defaults; of objects, only this one has any.
+        if document.get(EVICTION_HARD).is_some_and(Value::is_object)
+            && merged.get(EVICTION_HARD).is_none_or(Value::is_null)
+        {
+            merged[EVICTION_HARD] = json!(default_eviction_hard());
+        }
+        merge(&mut merged, Value::Object(document));
     }
     let configuration = of(merged).map_err(Error::Field)?;
     Ok(Loaded { configuration, ignored })
@@ -569,18 +600,33 @@ fn of_file(path: &str) -> impl FnOnce(Error) -> Error {
 }
 
 fn drop_ins(folder: &str) -> Result<Vec<String>, Error> {
-    if folder.is_empty() {
-        return Ok(Vec::new());
+    let mut files = Vec::new();
+    if !folder.is_empty() {
+        add_drop_ins(folder.as_ref(), &mut files)?;
     }
-    let entries = fs::read_dir(folder).map_err(Error::Unreadable).map_err(of_file(folder))?;
-    let mut files: Vec<String> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| Path::extension(path).is_some_and(|extension| extension == "conf"))
-        .map(|path| path.display().to_string())
-        .collect();
-    files.sort();
     Ok(files)
+}
+
+/// Adds the files below a folder too, each folder's in its place among the names. Upstream:
+/// `filepath.WalkDir`.
+fn add_drop_ins(folder: &Path, files: &mut Vec<String>) -> Result<(), Error> {
+    let list = || -> io::Result<Vec<(PathBuf, bool)>> {
+        let entries = fs::read_dir(folder)?;
+        entries
+            .map(|entry| entry.and_then(|one| Ok((one.path(), one.file_type()?.is_dir()))))
+            .collect()
+    };
+    let name = folder.display().to_string();
+    let mut entries = list().map_err(Error::Unreadable).map_err(of_file(&name))?;
+    entries.sort();
+    for (path, is_folder) in entries {
+        if is_folder {
+            add_drop_ins(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "conf") {
+            files.push(path.display().to_string());
+        }
+    }
+    Ok(())
 }
 
 /// The honoured fields of a file. Those without effect are added to `ignored`.
@@ -611,7 +657,7 @@ fn checked(document: Value, ignored: &mut BTreeSet<String>) -> Result<Map<String
             honoured.insert(field, value);
         } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
             let given = value.to_string();
-            if is_set && given != only {
+            if is_set && given != only && !is_unset(&value) {
                 return Err(Error::UnsupportedValue { field, given, only });
             }
         } else if WITHOUT_EFFECT.contains(&name) {
@@ -720,9 +766,16 @@ mod tests {
                 json!({"logging": {"verbosity": 2}}),
                 Some("logging is not supported yet: see docs/kubelet-flags.md"),
             ),
+            (json!({"cpuCFSQuota": false}), Some("cpuCFSQuota: false is not supported, only true")),
+            (json!({"cpuCFSQuota": true, "memoryManagerPolicy": "None"}), None),
+            (json!({"cpuCFSQuotaPeriod": "0s", "memoryManagerPolicy": ""}), None),
             (
-                json!({"cpuCFSQuota": false}),
-                Some("cpuCFSQuota is not supported yet: see docs/kubelet-flags.md"),
+                json!({"memoryManagerPolicy": "Static"}),
+                Some("memoryManagerPolicy: \"Static\" is not supported, only \"None\""),
+            ),
+            (
+                json!({"cpuManagerPolicyOptions": {"full-pcpus-only": "true"}}),
+                Some("cpuManagerPolicyOptions is not supported yet: see docs/kubelet-flags.md"),
             ),
             (json!({"failSwapOn": false}), None),
             (json!({"failSwapOn": true}), Some("failSwapOn: true is not supported, only false")),
@@ -939,6 +992,45 @@ mod tests {
         // A field that the first file sets, an unknown one, and one of a new object.
         merge(&mut merged, json!({"a": null, "x": null, "b": {"c": null}, "y": {"z": null}}));
         assert_eq!(merged, json!({"b": {"e": 4}, "d": [2], "y": {}}));
+    }
+
+    /// As upstream, where the file has its defaults before drop-ins are merged.
+    #[test]
+    fn drop_ins_change_single_thresholds_and_are_found_at_any_depth() {
+        let folder = std::env::temp_dir().join(format!("kubelet-drop-ins-{}", std::process::id()));
+        fs::create_dir_all(folder.join("d/20-a.conf")).expect("a folder");
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let file = |name: &str, text: &str| {
+            fs::write(folder.join(name), format!("{head}{text}")).expect("a file");
+        };
+        file("d/10.conf", "maxPods: 1\nevictionHard: {memory.available: 1Gi}\n");
+        file("d/20-a.conf/1.conf", "maxPods: 2\nevictionHard: {pid.available: 1%}\n");
+        file("d/20-b.txt", "maxPods: 3\n");
+        file("d/19.conf", "maxPods: 4\n");
+        let of_drop_ins = [("memory.available", "1Gi"), ("pid.available", "1%")];
+        for (text, others) in [
+            ("", default_eviction_hard()),
+            ("evictionHard: null\n", default_eviction_hard()),
+            ("evictionHard: {}\n", BTreeMap::new()),
+            (
+                "evictionHard: {memory.available: 1Mi, nodefs.available: 1%}\n",
+                BTreeMap::from([("nodefs.available".to_owned(), "1%".to_owned())]),
+            ),
+        ] {
+            file("config.yaml", text);
+            let files = Files {
+                config: folder.join("config.yaml").display().to_string(),
+                config_dir: folder.join("d").display().to_string(),
+            };
+            let found = read(&files).map(|read| read.configuration);
+            let found = found.map_err(|error| chain(&error)).expect("a configuration");
+            assert_eq!(found.max_pods, 2, "{text}");
+            let mut expected = others;
+            let of_drop_ins = of_drop_ins.map(|(key, value)| (key.to_owned(), value.to_owned()));
+            expected.extend(of_drop_ins);
+            assert_eq!(found.eviction_hard.map(|hard| hard.0), Some(expected), "{text}");
+        }
+        fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]

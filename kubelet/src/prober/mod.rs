@@ -19,7 +19,7 @@ use kube_controller_manager::task::{self, Latch, StopToken};
 use parking_lot::Mutex;
 
 pub use self::attempt::{PortError, send, target};
-use self::results::{SavedResults, Table};
+use self::results::{Known, SavedResults, Table};
 use self::worker::Worker;
 pub use self::worker::remove_metrics;
 use crate::cri::RuntimeService;
@@ -73,6 +73,9 @@ impl Ip {
     }
 }
 
+/// Returns the status of a pod that the API server has; of a static pod, that of its mirror pod.
+pub type Reported<'a> = dyn Fn() -> Option<core::PodStatus> + Sync + 'a;
+
 /// A running container.
 #[derive(Clone, Copy)]
 pub struct Running<'a> {
@@ -123,8 +126,15 @@ impl Probes {
     }
 
     /// Starts the probes of a pod's `running` containers that do not run yet, with the results of
-    /// the agent before this one, and stops those of its other containers.
-    pub async fn update(&self, pod: &Arc<Pod>, running: &[Running<'_>], ip: &Ip) {
+    /// the agent before this one, and stops those of its other containers. `reported`: the status that
+    /// the API server has.
+    pub async fn update(
+        &self,
+        pod: &Arc<Pod>,
+        running: &[Running<'_>],
+        ip: &Ip,
+        reported: &Reported<'_>,
+    ) {
         self.retain(&pod.uid(), &running.iter().map(|container| container.id.to_owned()).collect());
         let is_new =
             |id: &str, kind| !self.table.lock().running.contains_key(&(id.to_owned(), kind));
@@ -136,7 +146,7 @@ impl Probes {
         if new.is_empty() {
             return;
         }
-        let saved = self.saved(pod).await;
+        let saved = self.saved(pod, reported().as_ref()).await;
         // All of the pod's results are known before the first probe: its end writes them.
         let mut table = self.table.lock();
         for (container, kind, probe) in new {
@@ -174,16 +184,40 @@ impl Probes {
 
     /// What an agent before this one has saved. Where it has saved nothing (as other agents do), it
     /// is what the API server has from it.
-    async fn saved(&self, pod: &Pod) -> BTreeMap<String, SavedResults> {
-        let mut saved = results::reported(pod);
+    async fn saved(
+        &self,
+        pod: &Pod,
+        reported: Option<&core::PodStatus>,
+    ) -> BTreeMap<String, SavedResults> {
         let file = self.folders.probes_file(&pod.uid());
-        match task::blocking(move || results::read(&file)).await {
-            Ok(of_file) => saved.extend(of_file),
-            Err(error) => {
-                log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
+        let of_file = task::blocking(move || results::read(&file)).await.unwrap_or_else(|error| {
+            log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
+            Known::default()
+        });
+        of_file.with_reported(reported.map(results::reported).unwrap_or_default())
+    }
+
+    /// The status that the API server has is known only now, as that of a mirror pod may be: it counts
+    /// for probes without a result.
+    pub fn adopt(&self, pod: &str, reported: &core::PodStatus) {
+        let Known { results: reported, .. } = results::reported(reported);
+        let Table { results, running } = &mut *self.table.lock();
+        for (key, (_, latch)) in running.iter().filter(|(_, (of, _))| **of == *pod) {
+            let reported = reported.get(&key.0).copied().unwrap_or_default();
+            let result = match key.1 {
+                Kind::Startup => reported.started,
+                Kind::Readiness => reported.ready,
+                Kind::Liveness => false,
+            };
+            if !result || results.contains_key(key) {
+                continue;
+            }
+            results.insert(key.clone(), true);
+            // A container starts once.
+            if key.1 == Kind::Startup {
+                latch.open();
             }
         }
-        saved
     }
 
     async fn set(&self, pod: &Pod, id: &str, kind: Kind, result: bool) {
@@ -308,7 +342,8 @@ mod tests {
     async fn update(probes: &Probes, pod: &Arc<Pod>, ids: &[&str]) {
         let (definition, started_at) = (&container(), Timestamp::from_secs(1000));
         let running: Vec<_> = ids.iter().map(|id| Running { definition, id, started_at }).collect();
-        probes.update(pod, &running, &Ip::OfPod("127.0.0.1".to_owned())).await;
+        let (ip, reported) = (Ip::OfPod("127.0.0.1".to_owned()), || pod.status.clone());
+        probes.update(pod, &running, &ip, &reported).await;
     }
 
     /// They end also if the runtime does not have the container any more.
@@ -364,6 +399,34 @@ mod tests {
                 assert_eq!(all, [(true, true), (false, false), (true, false), (false, false)]);
             });
         }
+    }
+
+    /// A static pod's mirror pod may be seen after the pod.
+    #[test]
+    fn status_that_is_seen_later_counts_for_probes_without_a_result() {
+        let machine = Machine::new("later");
+        let probes = machine.agent(2000);
+        let status = |id: &str| {
+            json!({"name": id, "image": "", "imageID": "", "restartCount": 0,
+                   "containerID": format!("x://{id}"), "started": true, "ready": true})
+        };
+        let ids = ["new", "failed", "unknown"];
+        let (u, v) = (pod("u", json!(null)), pod("v", json!(null)));
+        let reported = json!({"containerStatuses": [status("new"), status("failed")]});
+        let reported: core::PodStatus = serde_json::from_value(reported).expect("a status");
+        block_on(async {
+            update(&probes, &u, &ids).await;
+            update(&probes, &v, &["other"]).await;
+            probes.set(&u, "failed", Kind::Readiness, false).await;
+        });
+        for of in ["v", "w"] {
+            probes.adopt(of, &reported);
+            assert_eq!(probes.result("new", Kind::Readiness), None);
+        }
+        probes.adopt("u", &reported);
+        let all = ids.map(|id| Kind::ALL.map(|kind| probes.result(id, kind)));
+        let (yes, no) = (Some(true), Some(false));
+        assert_eq!(all, [[yes, None, yes], [yes, None, no], [None, None, None]]);
     }
 
     #[test]

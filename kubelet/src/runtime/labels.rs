@@ -18,6 +18,10 @@ pub const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 pub const MESSAGE_PATH: &str = "io.kubernetes.container.terminationMessagePath";
 pub const MESSAGE_POLICY: &str = "io.kubernetes.container.terminationMessagePolicy";
 pub const GRACE_PERIOD: &str = "io.kubernetes.pod.terminationGracePeriod";
+/// Of these three, only the Go kubelet makes use, when it ends a container whose pod it does not know.
+const DELETION_GRACE_PERIOD: &str = "io.kubernetes.pod.deletionGracePeriod";
+const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
+const PORTS: &str = "io.kubernetes.container.ports";
 
 /// The pod of a sandbox or container; `None`: it is another program's.
 pub fn pod_uid(labels: &HashMap<String, String>) -> Option<Uid> {
@@ -63,9 +67,16 @@ pub fn container_annotations(
             container.termination_message_policy.clone().unwrap_or_default(),
         ),
     ]);
-    if let Some(seconds) = pod.spec().termination_grace_period_seconds {
-        annotations.insert(GRACE_PERIOD.to_owned(), seconds.to_string());
-    }
+    let pre_stop = container.lifecycle.as_ref().and_then(|hooks| hooks.pre_stop.as_ref());
+    let ports = container.ports.as_ref().filter(|ports| !ports.is_empty());
+    let optional = [
+        (GRACE_PERIOD, pod.spec().termination_grace_period_seconds.map(|grace| grace.to_string())),
+        (DELETION_GRACE_PERIOD, pod.metadata.deletion_grace_period_seconds.map(|g| g.to_string())),
+        (PRE_STOP, pre_stop.map(|hook| json!(hook).to_string())),
+        (PORTS, ports.map(|ports| json!(ports).to_string())),
+    ];
+    let given = optional.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?)));
+    annotations.extend(given);
     annotations
 }
 
@@ -98,6 +109,30 @@ mod tests {
             let labels = HashMap::from_iter(uid);
             assert_eq!(pod_uid(&labels).as_deref(), expected, "{labels:?}");
         }
+    }
+
+    #[test]
+    fn annotations_say_how_a_container_ends_without_its_pod() {
+        let all = |metadata: serde_json::Value, container: serde_json::Value| {
+            let pod = json!({"metadata": metadata, "spec": {"containers": []}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let container: Container = serde_json::from_value(container).expect("a container");
+            container_annotations(&pod, &container, 0)
+        };
+        let hook = r#"{"exec":{"command":["a","b"]}}"#;
+        let ports = r#"[{"containerPort":80,"name":"http","protocol":"TCP"}]"#;
+        let port = json!([{"name": "http", "containerPort": 80, "protocol": "TCP"}]);
+        let lifecycle = json!({"preStop": {"exec": {"command": ["a", "b"]}}});
+        let found = all(
+            json!({"deletionGracePeriodSeconds": 7}),
+            json!({"name": "c", "lifecycle": lifecycle, "ports": port}),
+        );
+        let found = [DELETION_GRACE_PERIOD, PRE_STOP, PORTS].map(|key| found[key].as_str());
+        assert_eq!(found, ["7", hook, ports]);
+        let lifecycle = json!({"postStart": {"exec": {"command": ["a"]}}});
+        let found = all(json!({}), json!({"name": "c", "lifecycle": lifecycle, "ports": []}));
+        let absent = [GRACE_PERIOD, DELETION_GRACE_PERIOD, PRE_STOP, PORTS];
+        assert!(absent.iter().all(|key| !found.contains_key(*key)), "{found:?}");
     }
 
     #[test]

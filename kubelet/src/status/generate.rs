@@ -284,10 +284,10 @@ fn container_status(
     let is_plain_init = pod.init_containers().iter().any(|init| init.name == container.name)
         && !is_restartable_init(container);
     let is_ready = match newest.map(|status| (status.state, status.exit_code)) {
-        Some((State::Running, _)) => {
-            is_started && (!has_readiness || (inputs.readiness)(id) == Some(true))
-        }
         // An init container is ready once it has succeeded.
+        Some((State::Running, _)) => {
+            !is_plain_init && is_started && (!has_readiness || (inputs.readiness)(id) == Some(true))
+        }
         Some((State::Exited, 0)) => is_plain_init,
         None => {
             let code = state.terminated.as_ref().map(|terminated| terminated.exit_code);

@@ -22,7 +22,7 @@ use crate::kuberuntime::garbage;
 use crate::kuberuntime::logs::{self, Rotation};
 use crate::metrics;
 use crate::node::pressure::NodePressure;
-use crate::options::configuration::Configuration;
+use crate::options::configuration::{Configuration, default_eviction_hard};
 use crate::pod::{Pod, PodExt};
 
 /// How often the sources are asked whether they have been read.
@@ -121,9 +121,9 @@ pub fn evictions(
     pressure: NodePressure,
 ) -> Result<Evictions, Error> {
     let hard = configuration.eviction_hard.clone();
-    let mut hard = hard.map_or_else(eviction::default_hard, |thresholds| thresholds.0);
+    let mut hard = hard.map_or_else(default_eviction_hard, |thresholds| thresholds.0);
     if configuration.merge_default_eviction_settings {
-        for (signal, value) in eviction::default_hard() {
+        for (signal, value) in default_eviction_hard() {
             hard.entry(signal).or_insert(value);
         }
     }
@@ -431,6 +431,14 @@ mod tests {
 
     fn configuration(fields: Value) -> Configuration {
         serde_json::from_value(fields).expect("a configuration")
+    }
+
+    #[test]
+    fn default_thresholds_are_valid() {
+        let pressure = NodePressure::new(Duration::ZERO);
+        let evictions = evictions(&Configuration::default(), false, pressure);
+        let count = evictions.map(|evictions| evictions.watch.lock().thresholds().len());
+        assert_eq!(count.ok(), Some(5));
     }
 
     #[test]

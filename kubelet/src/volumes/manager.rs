@@ -29,6 +29,7 @@ use super::csi::{self, CsiVolume, Handle, Staged};
 use super::in_use::VolumesInUse;
 use super::locks::{Held, Locks};
 use super::nfs::Export;
+use super::tear_down::Rest;
 use super::usage::Usages;
 use super::{Error, Folders, expand, fs_group, local, nfs, plain};
 use crate::causes::chain;
@@ -295,6 +296,19 @@ impl VolumeManager {
     /// # Errors
     /// The first failure; what could be undone is undone.
     pub async fn tear_down(&self, uid: &Uid) -> Result<(), Error> {
+        self.end(uid, Rest::Nothing).await
+    }
+
+    /// As [`tear_down`](Self::tear_down), but the last messages of its containers stay: a kubelet that
+    /// starts later reads them again, as long as the pod's source has the pod.
+    ///
+    /// # Errors
+    /// The first failure; what could be undone is undone.
+    pub async fn tear_down_ended(&self, uid: &Uid) -> Result<(), Error> {
+        self.end(uid, Rest::Messages).await
+    }
+
+    async fn end(&self, uid: &Uid, rest: Rest) -> Result<(), Error> {
         let names: Vec<String> = {
             let state = self.0.state.lock();
             state.pods.get(uid).into_iter().flat_map(|pod| pod.volumes.keys().cloned()).collect()
@@ -304,7 +318,7 @@ impl VolumeManager {
         for name in names {
             held.push(self.0.locks.lock(&lock_name(uid, &name)).await);
         }
-        let done = self.0.undo(uid).await;
+        let done = self.0.undo(uid, rest).await;
         let mut state = self.0.state.lock();
         match done {
             Ok(()) => {

@@ -119,9 +119,14 @@ impl Folders {
         self.pod(uid).join("volumes").join(format!("kubernetes.io~{kind}")).join(name)
     }
 
+    /// The folder of the last messages of a pod's containers.
+    pub fn messages(&self, uid: &Uid) -> PathBuf {
+        self.pod(uid).join("containers")
+    }
+
     /// The file for a container's last message; a new one for each start.
     pub fn message_file(&self, uid: &Uid, container: &str, attempt: u32) -> PathBuf {
-        self.pod(uid).join("containers").join(container).join(attempt.to_string())
+        self.messages(uid).join(container).join(attempt.to_string())
     }
 
     /// The file for the results of a pod's probes.

@@ -42,9 +42,17 @@ impl Found {
     }
 }
 
+/// What stays of a pod's folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rest {
+    Nothing,
+    /// The last messages of its containers.
+    Messages,
+}
+
 impl Inner {
-    /// Ends all volumes of a pod, and removes its folder.
-    pub(super) async fn undo(&self, uid: &Uid) -> Result<(), Error> {
+    /// Ends all volumes of a pod, and removes its folder but for the `rest`.
+    pub(super) async fn undo(&self, uid: &Uid, rest: Rest) -> Result<(), Error> {
         let folder = self.folders.pod(uid);
         let of = folder.clone();
         let found = task::blocking(move || -> Result<Vec<Found>, Error> {
@@ -73,15 +81,28 @@ impl Inner {
             outcome = outcome.and(undone);
         }
         outcome?;
+        let messages = (rest == Rest::Messages).then(|| self.folders.messages(uid));
         task::blocking(move || {
             // What is still mounted would be emptied.
             match mounts_below(&folder).map_err(Error::at(&folder))?.into_iter().next() {
                 Some(mounted) => Err(Error::UnknownMount(mounted)),
-                None => tree::remove(&folder).map_err(Error::at(&folder)),
+                None => remove_but(&folder, messages).map_err(Error::at(&folder)),
             }
         })
         .await
     }
+}
+
+/// Removes a folder, or what has taken its place, but for one entry. Blocks.
+fn remove_but(folder: &Path, kept: Option<PathBuf>) -> io::Result<()> {
+    let is_kept = |entry: &PathBuf| kept.as_ref() == Some(entry);
+    // A link in its place is not followed.
+    let is_folder = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
+    if !is_folder || !kept.as_ref().is_some_and(|kept| kept.exists()) {
+        return tree::remove(folder);
+    }
+    let removed = entries(folder)?.into_iter().filter(|entry| !is_kept(entry));
+    removed.map(|entry| tree::remove(&entry)).fold(Ok(()), Result::and)
 }
 
 fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
@@ -202,6 +223,36 @@ mod tests {
         symlink(&outside, &link).expect("a link");
         block_on(manager.tear_down(&uid())).expect("removed");
         assert!(fs::symlink_metadata(&link).is_err() && outside.join("volumes").exists());
+        fs::remove_dir_all(base).expect("removed");
+    }
+
+    /// Another kubelet, or this one after a restart, reads them again.
+    #[test]
+    fn last_messages_of_an_ended_pod_stay_until_the_pod_goes() {
+        let (base, folders, manager) = manager("messages");
+        let message = folders.message_file(&uid(), "c", 0);
+        let of_pod = folders.pod(&uid());
+        for folder in [folders.messages(&uid()).join("c"), of_pod.join("volumes")] {
+            fs::create_dir_all(folder).expect("a folder");
+        }
+        fs::write(&message, "x").expect("a file");
+        fs::write(folders.probes_file(&uid()), "{}").expect("a file");
+        block_on(manager.tear_down_ended(&uid())).expect("ended");
+        let left = entries(&of_pod).expect("a folder");
+        assert_eq!(left, [folders.messages(&uid())]);
+        assert_eq!(fs::read_to_string(&message).expect("a file"), "x");
+        block_on(manager.tear_down(&uid())).expect("removed");
+        assert!(!of_pod.exists());
+        // Nothing stays where there are no messages, and no link is followed.
+        fs::create_dir_all(of_pod.join("volumes")).expect("a folder");
+        block_on(manager.tear_down_ended(&uid())).expect("ended");
+        assert!(!of_pod.exists());
+        let outside = base.join("outside");
+        fs::create_dir_all(outside.join("containers")).expect("a folder");
+        fs::write(outside.join("file"), "x").expect("a file");
+        symlink(&outside, &of_pod).expect("a link");
+        block_on(manager.tear_down_ended(&uid())).expect("ended");
+        assert!(fs::symlink_metadata(&of_pod).is_err() && outside.join("file").exists());
         fs::remove_dir_all(base).expect("removed");
     }
 

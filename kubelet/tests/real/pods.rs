@@ -169,10 +169,10 @@ fn agent_that_restarts_adopts_what_runs() {
     let Some(mut node) = Node::start("restart") else { return };
     node.write("web.yaml", WEB);
     node.write("gone.yaml", &once("gone", "Always", "exec sleep 1000"));
-    node.write("done.yaml", &once("done", "Never", "exit 0"));
+    node.write("done.yaml", &once("done", "Never", "echo bye > /dev/termination-log"));
     node.start_kubelet();
     let before = node.eventually("web-n", "ready", is_ready);
-    node.eventually("gone-n", "ready", is_ready);
+    let gone = node.eventually("gone-n", "ready", is_ready);
     node.eventually("done-n", "succeeded", |pod| pod["status"]["phase"] == "Succeeded");
     node.kill_kubelet();
     node.remove("gone.yaml");
@@ -184,8 +184,13 @@ fn agent_that_restarts_adopts_what_runs() {
     assert!(is_ready(&after), "readiness flips: {after:#}");
     let done = node.eventually("done-n", "known", |pod| pod["status"]["phase"] == "Succeeded");
     assert_eq!(container(&done)["restartCount"], 0);
+    assert_eq!(container(&done)["state"]["terminated"]["message"], "bye\n");
     // What was removed meanwhile ends, and its folder goes.
     let pods = node.folder.join("kubelet/pods");
+    let folder = pods.join(gone["metadata"]["uid"].as_str().expect("a uid"));
+    assert!(wait(|| !folder.exists()), "{}", node.log());
+    // So does that of a pod that had ended.
+    node.remove("done.yaml");
     assert!(wait(|| fs::read_dir(&pods).is_ok_and(|pods| pods.count() == 1)), "{}", node.log());
     let again = node.pod("web-n");
     assert_eq!(container(&again)["containerID"], container(&before)["containerID"]);

@@ -55,6 +55,15 @@ pub enum Outcome {
     Cancelled,
 }
 
+/// What [`Workers::retain`] has found.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Retained {
+    /// The desired pods without a worker: the caller creates them.
+    pub missing: Vec<Uid>,
+    /// Whether a pod that had ended was forgotten.
+    pub has_forgotten: bool,
+}
+
 /// All workers, by the pods' uids.
 #[derive(Debug, Default)]
 pub struct Workers {
@@ -144,10 +153,10 @@ impl Workers {
 
     /// Forgets finished pods that no source has, and those that were created again. Pods that no
     /// source has any more have to end: `on_end` cancels their syncs (upstream waits for the end of
-    /// a sync that runs). Returns the `desired` pods without a worker: the caller creates them.
-    /// Upstream: `SyncKnownPods`, `HandlePodCleanups`.
-    pub fn retain(&mut self, desired: &BTreeSet<Uid>, on_end: impl Fn(&Uid)) -> Vec<Uid> {
+    /// a sync that runs). Upstream: `SyncKnownPods`, `HandlePodCleanups`.
+    pub fn retain(&mut self, desired: &BTreeSet<Uid>, on_end: impl Fn(&Uid)) -> Retained {
         let Workers { workers, static_pods } = self;
+        let before = workers.len();
         workers.retain(|uid, worker| {
             let Worker::Pod(worker) = worker else { return true };
             let is_desired = desired.contains(uid);
@@ -161,7 +170,9 @@ impl Workers {
             }
             !goes
         });
-        desired.iter().filter(|uid| !self.knows(uid)).cloned().collect()
+        let has_forgotten = workers.len() < before;
+        let missing = desired.iter().filter(|uid| !self.knows(uid)).cloned().collect();
+        Retained { missing, has_forgotten }
     }
 
     pub fn is_empty(&self) -> bool {

@@ -20,7 +20,7 @@ fn pod(uid: &str) -> Arc<Pod> {
 }
 
 fn retain(workers: &mut Workers, desired: &BTreeSet<Uid>) -> Vec<Uid> {
-    workers.retain(desired, |_| {})
+    workers.retain(desired, |_| {}).missing
 }
 
 fn begin(workers: &mut Workers, expected: &str) {
@@ -61,7 +61,9 @@ fn pod_is_synced_terminated_and_cleaned_up() {
     workers.done("a", Outcome::Done(LATER), NOW);
     begin(&mut workers, "");
     assert!(workers.knows("a"));
-    assert!(retain(&mut workers, &BTreeSet::new()).is_empty());
+    assert!(!workers.retain(&BTreeSet::from([uid("a")]), |_| {}).has_forgotten);
+    let retained = workers.retain(&BTreeSet::new(), |_| {});
+    assert_eq!(retained, Retained { missing: Vec::new(), has_forgotten: true });
     assert!(!workers.knows("a"));
 }
 

@@ -12,8 +12,8 @@ use crate::pod::{Pod, PodExt};
 use crate::prober;
 
 impl Kubelet {
-    /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs and
-    /// what the runtime has of it too. After that its status is the last one.
+    /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs, last
+    /// messages and what the runtime has of it too. After that its status is the last one.
     pub(super) async fn sync_terminated_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, Error> {
         let uid = pod.uid();
         let is_removed = !self.store.contains(&uid);
@@ -22,7 +22,12 @@ impl Kubelet {
             self.manager.prune(&runtime, true).await?;
         }
         let fault = |source| Error::Volumes { pod: pod.display_name(), source };
-        self.manager.volumes.tear_down(&uid).await.map_err(fault)?;
+        let volumes = &self.manager.volumes;
+        let ended = match is_removed {
+            true => volumes.tear_down(&uid).await,
+            false => volumes.tear_down_ended(&uid).await,
+        };
+        ended.map_err(fault)?;
         if is_removed {
             let logs = self.manager.folders.pod_logs(pod);
             let fault = |source| Error::Folders { pod: pod.display_name(), source };

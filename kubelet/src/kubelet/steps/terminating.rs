@@ -26,7 +26,7 @@ impl Kubelet {
     ) -> Result<Outcome, Error> {
         let runtime = self.read(pod).await?;
         // After a restart none is probed yet: the results are those before it.
-        self.manager.update_probes(pod, &runtime).await;
+        self.update_probes(pod, &runtime).await;
         let probes = &self.manager.probes;
         probes.stop_liveness_and_startup(&pod.uid());
         let publish = async { match self.publish_readiness(pod, &runtime).await {} };
