@@ -87,7 +87,12 @@ impl Manager {
         let services = self.objects.service_variables(pod).await.map_err(Error::NoObject)?;
         let objects = self.objects.read(pod, Use::Variables(container)).await;
         let (folders, pod, container) = (self.folders.clone(), pod.clone(), container.clone());
-        let (node, pod_ips) = (self.node.own.clone(), ips.to_vec());
+        let node = self.node.own.clone();
+        // The runtime reports no addresses of a pod with the node's network.
+        let pod_ips = match pod.is_host_network() {
+            true => node.host_ips(),
+            false => ips.to_vec(),
+        };
         let mounted = self.volumes.mounted(&pod.uid());
         let recursive = self.supports_recursive(&pod).await;
         let held = self.volumes.lock(&pod.uid()).await;

@@ -21,8 +21,8 @@ use crate::runtime::environment::expand_word;
 const MAX_BODY: usize = 10 << 10;
 
 impl Worker {
-    /// Probes once.
-    pub(super) async fn attempt(&self) -> Result<(), Fault> {
+    /// Probes once. A success may have a warning. Upstream: `probe.Warning`.
+    pub(super) async fn attempt(&self) -> Result<Option<String>, Fault> {
         let timeout = self.probe.timeout_seconds.unwrap_or(1).max(1);
         let timeout = Duration::from_secs(timeout.unsigned_abs().into());
         let clock = &self.probes.clock;
@@ -31,7 +31,7 @@ impl Worker {
             let port = u16::try_from(service.port)
                 .map_err(|_| Fault::NoResult(format!("invalid port number: {}", service.port)))?;
             let name = service.service.as_deref().unwrap_or_default();
-            return grpc::check(clock, &self.ip.now(), port, name, timeout).await;
+            return grpc::check(clock, &self.ip.now(), port, name, timeout).await.map(|()| None);
         }
         if let Some(exec) = &self.probe.exec {
             // The runtime counts its time.
@@ -44,7 +44,7 @@ impl Worker {
             let command = command.map(|word| expand_word(word, &values));
             let command = command.collect::<Result<Vec<String>, _>>();
             let command = command.map_err(|error| Fault::NoResult(chain(&error)))?;
-            return run(&self.probes.runtime, &self.id, &command, timeout).await;
+            return run(&self.probes.runtime, &self.id, &command, timeout).await.map(|()| None);
         }
         let late = async {
             clock.sleep(timeout).await;
@@ -53,7 +53,7 @@ impl Worker {
         self.connect().or(late).await
     }
 
-    async fn connect(&self) -> Result<(), Fault> {
+    async fn connect(&self) -> Result<Option<String>, Fault> {
         let probe = &self.probe;
         if let Some(get) = &probe.http_get {
             let target = target(&self.container, get, &self.ip.now())?;
@@ -63,7 +63,7 @@ impl Worker {
             let own = tcp.host.clone().filter(|host| !host.is_empty());
             let host = own.unwrap_or_else(|| self.ip.now());
             let port = port(&self.container, &tcp.port)?;
-            return http::connect(&host, port).await.map(drop).map_err(Fault::from);
+            return http::connect(&host, port).await.map(|_| None).map_err(Fault::from);
         }
         Err(Fault::NoResult("missing probe handler".to_owned()))
     }
@@ -182,9 +182,18 @@ pub async fn send(
 }
 
 /// Sends the GET of a probe; a status from 200 to 399 is a success.
-async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<(), Fault> {
-    match send(target, get, "probe").await?.status.as_u16() {
-        200..400 => Ok(()),
+async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<Option<String>, Fault> {
+    verdict(&send(target, get, "probe").await?)
+}
+
+/// Redirects that stay on the host have been followed. Upstream: `DoHTTPProbe`.
+fn verdict(answer: &http::Answer) -> Result<Option<String>, Fault> {
+    match answer.status.as_u16() {
+        200..300 => Ok(None),
+        300..400 => {
+            let body = String::from_utf8_lossy(&answer.body);
+            Ok(Some(format!("Probe terminated redirects, Response body: {body}")))
+        }
         code => Err(Fault::Failed(format!("HTTP probe failed with statuscode: {code}"))),
     }
 }
@@ -207,7 +216,27 @@ fn port(container: &Container, port: &IntOrString) -> Result<u16, PortError> {
 
 #[cfg(test)]
 mod tests {
+    use hyper::StatusCode;
+
     use super::*;
+
+    #[test]
+    fn redirects_that_are_not_followed_succeed_with_a_warning() {
+        let warning = "Probe terminated redirects, Response body: gone";
+        let failure = |code| Fault::Failed(format!("HTTP probe failed with statuscode: {code}"));
+        for (code, expected) in [
+            (199, Err(failure(199))),
+            (200, Ok(None)),
+            (299, Ok(None)),
+            (302, Ok(Some(warning.to_owned()))),
+            (399, Ok(Some(warning.to_owned()))),
+            (400, Err(failure(400))),
+        ] {
+            let status = StatusCode::from_u16(code).expect("a status");
+            let answer = http::Answer { status, body: b"gone".to_vec(), is_cut: false };
+            assert_eq!(verdict(&answer), expected, "{code}");
+        }
+    }
 
     #[test]
     fn ports_have_numbers_or_names() {

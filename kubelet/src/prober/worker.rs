@@ -97,24 +97,16 @@ impl Worker {
                 continue;
             }
             let begin = clock.monotonic();
-            let (is_success, message) = match self.probe_once().await {
-                Ok(()) => (true, String::new()),
-                Err(Fault::Failed(message)) => (false, message),
-                Err(Fault::NoResult(message)) => {
-                    let (pod, name) = (self.pod.display_name(), &self.container.name);
-                    let kind = self.kind.name();
-                    log::debug!("pod {pod}, container {name}: {kind} probe: no result: {message}");
-                    clock.sleep(period).await;
-                    continue;
-                }
-            };
+            let outcome = self.probe_once().await;
             let took = clock.monotonic().saturating_sub(begin);
+            self.warn(&outcome);
+            if matches!(outcome, Err(Fault::NoResult(_))) {
+                clock.sleep(period).await;
+                continue;
+            }
+            let is_success = outcome.is_ok();
             let labels = labels(&self.pod, &self.container, self.kind);
             metrics::PROBES.observe(labels, &self.pod.uid(), is_success, took);
-            if !is_success {
-                let message = format!("{} probe failed: {message}", self.kind.name());
-                events::warning(&self.pod, Some(&self.container.name), "Unhealthy", message);
-            }
             if let Some(result) = streak.observe(is_success, &self.probe) {
                 self.probes.set(&self.pod, &self.id, self.kind, result).await;
                 if self.kind == Kind::Startup || self.kind == Kind::Liveness && !result {
@@ -132,8 +124,23 @@ impl Worker {
             && self.probes.result(&self.id, Kind::Startup) != Some(true)
     }
 
+    /// The event of a probe that did not just succeed. Upstream: `prober.probe`.
+    fn warn(&self, outcome: &Result<Option<String>, Fault>) {
+        let kind = self.kind.name();
+        let (reason, message) = match outcome {
+            Ok(None) => return,
+            Ok(Some(warning)) => ("ProbeWarning", format!("{kind} probe warning: {warning}")),
+            Err(Fault::Failed(fault)) => ("Unhealthy", format!("{kind} probe failed: {fault}")),
+            Err(Fault::NoResult(fault)) => {
+                let what = "probe errored and resulted in unknown state";
+                ("Unhealthy", format!("{kind} {what}: {fault}"))
+            }
+        };
+        events::warning(&self.pod, Some(&self.container.name), reason, message);
+    }
+
     /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
-    async fn probe_once(&self) -> Result<(), Fault> {
+    async fn probe_once(&self) -> Result<Option<String>, Fault> {
         let mut outcome = self.attempt().await;
         for _ in 1..MAX_PROBE_RETRIES {
             if !matches!(outcome, Err(Fault::NoResult(_))) {

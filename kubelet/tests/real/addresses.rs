@@ -27,9 +27,11 @@ spec:
   containers:
   - name: main
     image: node.test/busybox:1
-    command: [sh, -c, 'echo $ADDRESS > /host/{name}; cat /etc/resolv.conf > /host/{name}.resolv;
+    command: [sh, -c, 'echo $HOST $POD > /host/{name}; cat /etc/resolv.conf > /host/{name}.resolv;
       {script}']
-    env: [{{name: ADDRESS, valueFrom: {{fieldRef: {{fieldPath: status.hostIP}}}}}}]
+    env:
+    - {{name: HOST, valueFrom: {{fieldRef: {{fieldPath: status.hostIP}}}}}}
+    - {{name: POD, valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}}}
     volumeMounts: [{{name: host, mountPath: /host}}]
     livenessProbe: {{httpGet: {{port: {port}}}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 1}}
     readinessProbe: {{tcpSocket: {{port: {port}}}, periodSeconds: 1, timeoutSeconds: 60}}
@@ -46,7 +48,7 @@ fn a_new_lease_ends_no_pod() {
     node.start_kubelet();
     let web = node.eventually("web-n", "ready", is_ready);
     assert_eq!(web["status"]["hostIP"], "198.51.100.2");
-    assert_eq!(node.host_text("web"), "198.51.100.2\n");
+    assert_eq!(node.host_text("web"), "198.51.100.2 198.51.100.2\n");
     ip(&node, "address add 203.0.113.3/24 dev uplink");
     ip(&node, "route replace default via 203.0.113.1");
     let succeeded = || probed(&node, "web-n", "Liveness", "successful");
@@ -78,6 +80,6 @@ fn a_kubelet_may_start_before_its_network() {
     });
     ip(&node, "route add default via 198.51.100.1");
     node.eventually("early-n", "ready", is_ready);
-    assert_eq!(node.host_text("early"), "198.51.100.2\n");
+    assert_eq!(node.host_text("early"), "198.51.100.2 198.51.100.2\n");
     assert_eq!(node.host_text("early.resolv"), "nameserver 203.0.113.53\n");
 }

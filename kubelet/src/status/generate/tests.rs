@@ -162,6 +162,36 @@ fn ids_of_containers_begin_with_the_name_of_their_runtime() {
     assert_eq!(last.container_id.as_deref(), Some("cri-o://a"));
 }
 
+#[test]
+fn init_containers_are_ready_once_they_have_succeeded() {
+    let sidecar = json!({"name": "i", "restartPolicy": "Always"});
+    for (init, state, exit_code, expected) in [
+        (json!({"name": "i"}), State::Running, 0, false),
+        (json!({"name": "i"}), State::Exited, 0, true),
+        (json!({"name": "i"}), State::Exited, 1, false),
+        (sidecar.clone(), State::Running, 0, true),
+        (sidecar, State::Exited, 0, false),
+    ] {
+        let spec = json!({"restartPolicy": "Never", "initContainers": [init],
+                          "containers": [{"name": "c"}]});
+        let pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
+        let container = ContainerStatus {
+            name: "i".to_owned(),
+            state,
+            exit_code,
+            created_at: 1,
+            started_at: 1,
+            finished_at: 1,
+            ..ContainerStatus::default()
+        };
+        let runtime = PodStatus { sandboxes: Vec::new(), containers: vec![container] };
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        let status = generate(&pod, &inputs(&runtime, &waiting, &messages));
+        let statuses = status.init_container_statuses.unwrap_or_default();
+        assert_eq!(statuses[0].ready, expected, "{init} {exit_code}");
+    }
+}
+
 fn inputs<'a>(
     runtime: &'a PodStatus,
     waiting: &'a HashMap<String, Waiting>,
