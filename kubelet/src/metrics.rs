@@ -212,8 +212,8 @@ pub fn volumes(
     text(&families)
 }
 
-/// Observes the start of a pod, since its creation. `own`: without images and init containers; `None`:
-/// its volumes may take any time.
+/// Observes the start of a pod, since its creation. `own`: without images and init containers;
+/// `None`: its volumes may take any time.
 pub fn observe_start(total: Duration, own: Option<Duration>) {
     POD_START_TOTAL.with_label_values(&NO_LABELS).observe(total.as_secs_f64());
     if let Some(own) = own {

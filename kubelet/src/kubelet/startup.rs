@@ -1,5 +1,5 @@
-//! How long the pods of an API server take to start: from their creation until the server shows that
-//! all their containers run. Upstream: `basicPodStartupLatencyTracker`.
+//! How long the pods of an API server take to start: from their creation until the server shows
+//! that all their containers run. Upstream: `basicPodStartupLatencyTracker`.
 
 use std::collections::HashMap;
 use std::time::Duration;

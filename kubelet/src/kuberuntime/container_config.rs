@@ -145,8 +145,8 @@ impl Manager {
         Ok(Some(mount))
     }
 
-    /// Whether what is mounted in a mount of the pod is read-only too where that is possible: whether
-    /// a container asks for that, and the Node says that the runtime has it.
+    /// Whether what is mounted in a mount of the pod is read-only too where that is possible:
+    /// whether a container asks for that, and the Node says that the runtime has it.
     /// Upstream: `runtimeClassSupportsRecursiveReadOnlyMounts`.
     pub async fn supports_recursive(&self, pod: &Pod) -> bool {
         let asks = |mounts: &Option<Vec<core::VolumeMount>>| {

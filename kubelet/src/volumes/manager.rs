@@ -500,8 +500,8 @@ impl Inner {
         }
     }
 
-    /// Sets up a folder or a device of this machine that a PersistentVolume names. `is_first`: it was
-    /// not set up before.
+    /// Sets up a folder or a device of this machine that a PersistentVolume names. `is_first`: it
+    /// was not set up before.
     async fn set_up_local(
         &self,
         pod: &Arc<Pod>,

@@ -1,7 +1,6 @@
-//! The folders, files and devices of pods. [`VolumeManager`] sets up their volumes, each kind in a file
-//! of its own: `plain` those of this machine and of objects, `nfs` those of servers, `local` and `csi`
-//! those behind claims.
-//! `tear_down` has the way back.
+//! The folders, files and devices of pods. [`VolumeManager`] sets up their volumes, each kind in a
+//! file of its own: `plain` those of this machine and of objects, `nfs` those of servers, `local`
+//! and `csi` those behind claims. `tear_down` has the way back.
 //! Upstream: `pkg/volume`, `pkg/kubelet/kubelet_pods.go`.
 
 use std::collections::HashMap;
@@ -165,8 +164,8 @@ pub fn variable_file(
 }
 
 /// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
-/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume; `recursive`: whether
-/// what is mounted in a mount can be read-only too.
+/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume; `recursive`:
+/// whether what is mounted in a mount can be read-only too.
 ///
 /// # Errors
 /// One that names the mount.

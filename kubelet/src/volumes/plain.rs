@@ -66,10 +66,10 @@ pub(super) fn is_plain(volume: &core::Volume) -> bool {
 /// A volume's name, and whether it is set up.
 pub(super) type Outcome = (String, Result<Mounted, Error>);
 
-/// Makes the folders of a pod and the volumes that its containers use; what exists already stays as it
-/// is, but files that the kubelet writes follow their objects. `mounted`: the volumes that were set up
-/// before; their host paths are not checked any more. `time`: for the names of folders; `clock`: for
-/// metrics. Returns the outcome of each volume, with an error that names it. Blocks.
+/// Makes the folders of a pod and the volumes that its containers use; what exists already stays as
+/// it is, but files that the kubelet writes follow their objects. `mounted`: the volumes that were
+/// set up before; their host paths are not checked any more. `time`: for the names of folders;
+/// `clock`: for metrics. Returns the outcome of each volume, with an error that names it. Blocks.
 ///
 /// # Errors
 /// A folder of the pod itself cannot be made.

@@ -1,5 +1,5 @@
-//! Which mounts the runtime gives the container's SELinux label: those of the kubelet's own volumes,
-//! where the machine has SELinux. Elsewhere no label is asked for.
+//! Which mounts the runtime gives the container's SELinux label: those of the kubelet's own
+//! volumes, where the machine has SELinux. Elsewhere no label is asked for.
 //! Upstream: `go-selinux`, `GetSELinuxSupport`, `Attributes.SELinuxRelabel`.
 
 use std::fs;

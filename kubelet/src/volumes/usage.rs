@@ -34,7 +34,8 @@ type Key = (Uid, String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MeasuredVolume {
     pub name: String,
-    /// The name of its claim, in the pod's namespace; `None`: the driver's volume lives with its pod.
+    /// The name of its claim, in the pod's namespace; `None`: the driver's volume lives with its
+    /// pod.
     pub claim: Option<String>,
     pub time: Timestamp,
     pub amounts: Amounts,

@@ -12,8 +12,8 @@ use crate::volumes::manager::Inner;
 const RESOURCE_EXHAUSTED: i32 = 8;
 
 impl Inner {
-    /// Whether the attachment of a volume has failed because the node has as many as it may have; the
-    /// CSINode then follows the driver. Only for drivers whose CSIDriver asks for that.
+    /// Whether the attachment of a volume has failed because the node has as many as it may have;
+    /// the CSINode then follows the driver. Only for drivers whose CSIDriver asks for that.
     /// Upstream: `VerifyExhaustedResource`.
     pub(in crate::volumes) async fn exceeds_limit(&self, of: &Handle) -> bool {
         let Some(server) = &self.server else { return false };
