@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kube_controller_manager::metrics::{
-    self, Collector, GaugeVec, HistogramVec, IntCounterVec, Metric, Spec, exponential, metrics,
-    process_stats, text,
+    self, Collector, GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec, Metric, Spec, exponential,
+    metrics, process_stats, text,
 };
 use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;

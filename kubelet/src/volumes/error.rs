@@ -191,7 +191,7 @@ impl Error {
     }
 
     /// Converts an error in a step of a volume, for `map_err`.
-    pub(super) fn in_step(step: &'static str, name: &str) -> impl Fn(Error) -> Error {
+    pub(super) fn in_step(step: &'static str, name: &str) -> impl Fn(Error) -> Error + use<> {
         let name = name.to_owned();
         move |cause| Error::Step { step, name: name.clone(), cause: cause.into() }
     }
