@@ -108,7 +108,7 @@ pub async fn run(
     outcome
 }
 
-/// All at once: each takes a second.
+/// Adds the images to the machine, all at once: each takes a second.
 fn add_images(machine: &Machine) -> Result<(), String> {
     let failed = |name: &str, error: String| format!("the image {name}: {error}");
     let mut running = Vec::new();

@@ -104,6 +104,8 @@ fn parse(args: &[String]) -> Result<Option<Settings>, String> {
     Ok(Some(settings))
 }
 
+/// Makes a machine, runs the demo on it until it ends or is stopped, and removes the machine. With
+/// a kubeconfig, the machine becomes a node of that cluster.
 async fn demo(settings: Settings) -> ExitCode {
     let stop = match stop_on_signal() {
         Ok(stop) => stop,

@@ -64,7 +64,7 @@ impl Row {
     }
 }
 
-/// The column STATUS. Upstream: `printPod`.
+/// Computes the column STATUS of a pod. Upstream: `printPod`.
 fn status_of(pod: &Pod, status: &core::PodStatus) -> String {
     let phase = status.phase.clone().unwrap_or_default();
     let mut text = status.reason.clone().unwrap_or(phase);

@@ -120,6 +120,7 @@ impl Attributes for NodeAttributes {
         subresources(&request.path).into_iter().map(access).collect()
     }
 
+    /// Builds the answer to a request that is refused, with upstream's text.
     fn refuse(&self, request: &Request, refusal: Refusal<'_>) -> Response {
         let (status, text) = match refusal {
             Refusal::Unauthenticated => (401, "Unauthorized".to_owned()),
@@ -136,6 +137,7 @@ impl Attributes for NodeAttributes {
                 let (name, verb) = (&user.name, verb(access));
                 let part = match access {
                     Access::Resource { subresource, .. } => subresource,
+                    // Requests here need access to subresources only.
                     Access::Path { .. } => "",
                 };
                 let text = format!(

@@ -271,6 +271,7 @@ impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
         }
     }
 
+    /// Reads an object, and records fields that are unknown or duplicate.
     fn visit_map<A: MapAccess<'de>>(mut self, mut members: A) -> Result<Value, A::Error> {
         self.expect("object", None);
         let schema_of = |key: &str| match self.shape {

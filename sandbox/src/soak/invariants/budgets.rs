@@ -32,6 +32,8 @@ impl Check for Evictions {
         "budgets respected by evictions"
     }
 
+    /// Follows budgets and healthy pods. When an evicted pod is no longer healthy, judges whether
+    /// its budget permits that.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         let namespace = change.key.split_once('/').map_or("", |(namespace, _)| namespace);
         let labelled = |app: &str| format!("{namespace}/{app}");

@@ -81,6 +81,8 @@ impl Check for Quotas {
         "no quota passed"
     }
 
+    /// Follows quotas and the pods that count. Once a quota's status has shown the right count,
+    /// judges each new pod, and each status of the quota, by its limit.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         let namespace = change.key.split_once('/').map_or("", |(namespace, _)| namespace);
         match change.table {

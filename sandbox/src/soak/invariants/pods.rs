@@ -70,6 +70,8 @@ impl Check for OneForOrdinal {
         "one pod for each ordinal of a StatefulSet"
     }
 
+    /// Judges each new pod of a StatefulSet: the pod of that name before it must be gone, and its
+    /// ordinal must be within the replicas.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table == "statefulsets.apps" {
             raise(&mut self.highest, change);
