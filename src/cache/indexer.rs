@@ -179,7 +179,7 @@ impl Bucket {
         }
     }
 
-    /// Returns whether the bucket is empty now and must be dropped.
+    /// Removes a slot, and returns whether the bucket is empty now and must be dropped.
     fn remove(&mut self, slot: Slot) -> bool {
         match self {
             Bucket::One(only) => *only == slot,
@@ -336,7 +336,8 @@ impl<T: Object> Indexer<T> {
         }
     }
 
-    /// Adds or updates. Returns the object that was stored under the same namespace and name.
+    /// Stores an object, in place of one with the same namespace and name. Returns the object that
+    /// was stored under the same namespace and name.
     ///
     /// # Panics
     /// When an index function panics; nothing is changed then.

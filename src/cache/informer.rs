@@ -115,7 +115,8 @@ impl Informer {
         &self.indexer
     }
 
-    /// Walks the cache: the cost grows with its objects.
+    /// Returns the state of the informer for debug pages. Walks the cache: the cost grows with its
+    /// objects.
     pub fn status(&self) -> InformerStatus {
         InformerStatus {
             scope: (*self.scope).clone(),

@@ -167,9 +167,9 @@ impl Reflector {
         self
     }
 
-    /// Lists and watches; never ends. May be dropped at any time, which ends its requests. After a
-    /// drop or a panic it may be called again, with [`DeltaFifo::abandon`] before: it begins with a
-    /// whole list, not older than what was written.
+    /// Lists and watches, phase by phase; never ends. May be dropped at any time, which ends its
+    /// requests. After a drop or a panic it may be called again, with [`DeltaFifo::abandon`]
+    /// before: it begins with a whole list, not older than what was written.
     pub async fn run(&mut self) {
         let mut backoff = Backoff::new(self.clock.monotonic(), self.random.fork());
         let mut phase = Phase::Stream { start: Start::Any };
@@ -209,7 +209,8 @@ impl Reflector {
         }
     }
 
-    /// Carries out a phase. `open`: the watch that a stream has left open.
+    /// Carries out a phase, and returns how it ended. `open`: the watch that a stream has left
+    /// open.
     async fn enter(&mut self, phase: &mut Phase, open: &mut Option<Open>) -> Outcome {
         match phase {
             // Boxed, so that the task has no room for them while it watches.
@@ -341,7 +342,7 @@ impl Reflector {
         }
     }
 
-    /// Returns the version of the deletion.
+    /// Writes a deletion to the store, and returns its version.
     ///
     /// # Errors
     /// When it is unknown which object was deleted: only a list shows that.

@@ -217,7 +217,8 @@ impl Status {
 }
 
 impl Error {
-    /// Reads a failed answer's body, a `Status` or not. `is_text`: by its content type.
+    /// Makes the error of a failed answer, whose body is a `Status` or not. `is_text`: by its
+    /// content type.
     pub(super) fn from_answer(
         request: String,
         code: u16,

@@ -241,7 +241,8 @@ impl<W: EventWriter> EventSender<W> {
         }
     }
 
-    /// Retries until the server takes or refuses the event, or too many attempts have failed.
+    /// Sends an event, and retries until the server takes or refuses it, or too many attempts have
+    /// failed.
     async fn send(&self, event: &Event, again: bool) {
         for tries in 1..=MAX_TRIES_PER_EVENT {
             let Err(error) = self.try_send(event, again).await else { return };

@@ -200,7 +200,7 @@ impl Run<'_> {
         ended
     }
 
-    /// Returns once the lock is ours.
+    /// Tries to take the lock until it is ours.
     async fn acquire(&mut self) {
         let config = &self.inner.config;
         log::info!(
@@ -213,8 +213,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns once the lock could not be renewed within the renew deadline, or another contender
-    /// has led meanwhile: this process may have been frozen.
+    /// Renews the lock until that fails for the renew deadline, or another contender has led
+    /// meanwhile: this process may have been frozen.
     async fn renew(&mut self) {
         let (config, clock) = (&self.inner.config, self.inner.clock.clone());
         loop {
@@ -282,7 +282,7 @@ impl Inner {
         self.election.lock()
     }
 
-    /// Takes or renews the lock by one or several requests; whether it is ours then.
+    /// Takes or renews the lock by one or several requests, and returns whether it is ours then.
     async fn attempt(&self) -> bool {
         let start = Start { wall: self.clock.now(), monotonic: self.clock.monotonic() };
         let mut attempt = self.election().begin(start);

@@ -43,7 +43,7 @@ Types of profiles available:
 const UNKNOWN: &str = "Unknown profile: this build records CPU time (profile) and counts tasks \
     (goroutine). It has no heap, allocs, block, mutex or threadcreate profile and no trace.\n";
 
-/// Adds the pages.
+/// Adds the pages of profiles.
 pub fn install(routes: &Routes, clock: SharedClock) {
     let (now, timer) = (clock.clone(), clock);
     let base = move |request: &Request| match request.path.strip_prefix(BASE) {
@@ -77,7 +77,8 @@ fn number_in_query(request: &Request, name: &str) -> Option<u64> {
     request.query_values(name).next()?.parse().ok()
 }
 
-/// Records for the requested time. The recording ends when the client disconnects.
+/// Answers with a CPU profile, which is recorded for the requested time. The recording ends when
+/// the client disconnects.
 async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     let seconds =
         number_in_query(&request, "seconds").filter(|seconds| *seconds > 0).unwrap_or(SECONDS);

@@ -48,7 +48,7 @@ pub struct Build {
     pub versions: fn() -> (String, String),
 }
 
-/// Shows the paths that exist at this point.
+/// Adds the page of the status, which shows the paths that exist at this point.
 pub fn install_statusz(routes: &Routes, build: Build, clock: SharedClock) {
     let (started, since) = (clock.now(), clock.monotonic());
     let paths = routes.paths();

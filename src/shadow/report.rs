@@ -116,7 +116,7 @@ impl Report {
         self.controllers.iter().map(|row| row.contradicted).sum()
     }
 
-    /// Sets the metrics.
+    /// Sets the metrics of shadow mode to the numbers of the report.
     pub fn publish(&self) {
         for row in &self.controllers {
             for (state, count) in [

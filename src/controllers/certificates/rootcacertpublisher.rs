@@ -77,7 +77,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Publisher {
-    /// Publishes, and counts the sync by its HTTP code.
+    /// Publishes the ConfigMap in a namespace, and counts the sync by its HTTP code.
     async fn sync(self: Arc<Self>, namespace: ObjectKey) -> SyncResult {
         let start = self.clock.monotonic();
         let result = self.publish(&namespace.name).await;

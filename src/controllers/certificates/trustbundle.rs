@@ -145,7 +145,7 @@ impl Publisher {
         }
     }
 
-    /// Publishes, and counts the sync by its HTTP code.
+    /// Publishes the bundle, and counts the sync by its HTTP code.
     async fn sync(self: Arc<Self>) -> SyncResult {
         let Some(resource) = self.resource.get() else { return Ok(Next::Done) };
         let start = self.clock.monotonic();

@@ -62,8 +62,9 @@ impl Monitors {
         Monitors { errors: Some(counter), ..self }
     }
 
-    /// Runs as long as the controller. `monitor` makes the handler of a resource that appears. The
-    /// workers start when the handlers have seen the first lists, or some lists take too long.
+    /// Starts and ends monitors as discovery changes, as long as the controller runs. `monitor`
+    /// makes the handler of a resource that appears. The workers start when the handlers have seen
+    /// the first lists, or some lists take too long.
     pub fn follow<F>(mut self, c: &mut Controller, monitor: F)
     where
         F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler> + Send + Sync + 'static,

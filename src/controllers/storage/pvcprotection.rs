@@ -128,9 +128,9 @@ impl PvcProtection {
         Ok(next)
     }
 
-    /// Reads the cache first: a pod that is found there decides. A pod that is not found may be
-    /// missing only in the cache, so the namespace's pods are read from the API server, once a
-    /// sync.
+    /// Returns whether a pod uses the claim. A pod that is found in the cache decides. A pod that
+    /// is not found may be missing only in the cache, so the namespace's pods are read from the API
+    /// server, once a sync.
     async fn is_used(
         &self,
         claim: &PersistentVolumeClaim,

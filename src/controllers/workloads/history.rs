@@ -165,9 +165,9 @@ impl NewRevision {
         self.metadata.name = revision_name(&set.name, &hash);
     }
 
-    /// Creates it once, for `owner`. A DaemonSet increments the collision count of its status after
-    /// a [`Created::Collision`], and tries again in its next sync. `changed` gets a revision that
-    /// comes back with other data.
+    /// Creates the revision once, for `owner`. A DaemonSet increments the collision count of its
+    /// status after a [`Created::Collision`], and tries again in its next sync. `changed` gets a
+    /// revision that comes back with other data.
     pub async fn create<O: Object + Resource>(
         &self,
         client: &Client,
@@ -189,8 +189,9 @@ impl NewRevision {
         Ok(if is_same { Created::Same(existing) } else { Created::Collision })
     }
 
-    /// Creates it under the first name that is free, for a StatefulSet. Returns the revision and
-    /// the collision count that its status is to show. Upstream: `CreateControllerRevision`.
+    /// Creates the revision under the first name that is free, for a StatefulSet. Returns the
+    /// revision and the collision count that its status is to show.
+    /// Upstream: `CreateControllerRevision`.
     pub async fn create_under_free_name<O: Object + Resource>(
         mut self,
         client: &Client,

@@ -180,7 +180,7 @@ impl Migrator {
         Ok(written)
     }
 
-    /// Fails while the cache is older than the last write: it shows a former state of the
+    /// Fails while the cache is older than the last write, as it shows a former state of the
     /// migration.
     fn require_current(&self) -> Result<(), Error> {
         let (written, seen) = (*self.written.lock(), self.migrations.seen());

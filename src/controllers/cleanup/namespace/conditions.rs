@@ -34,7 +34,8 @@ impl Findings {
         }
     }
 
-    /// Updates the conditions. Returns whether that changed anything.
+    /// Updates the conditions of a namespace by the findings of a pass. Returns whether that
+    /// changed anything.
     pub fn update_conditions(&self, conditions: &mut Vec<Condition>, now: Timestamp) -> bool {
         let mut changed = false;
         for kind in &CONDITION_KINDS {

@@ -177,8 +177,8 @@ impl NamespaceController {
         Ok(Next::Done)
     }
 
-    /// Writes, and retries after each conflict; never to another namespace of the same name.
-    /// `None`: the namespace does not exist any more.
+    /// Writes a change of the namespace, and retries after each conflict; never to another
+    /// namespace of the same name. `None`: the namespace does not exist any more.
     async fn write_with_retries(
         &self,
         step: NamespaceWrite,

@@ -89,7 +89,8 @@ pub fn are_all_full(states: &HashMap<Istr, ZoneState>) -> bool {
     !states.is_empty() && states.values().all(ZoneState::is_full)
 }
 
-/// Moves the states of the zones. Zones without nodes in `counts` are forgotten.
+/// Updates the states of the zones, and returns the rates that change with them. Zones without
+/// nodes in `counts` are forgotten.
 /// Upstream: `handleDisruption`.
 pub fn update(
     states: &mut HashMap<Istr, ZoneState>,

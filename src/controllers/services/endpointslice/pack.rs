@@ -29,7 +29,7 @@ impl Plan {
         self.removed += other.removed;
     }
 
-    /// Has those of the unchanged slices updated for which `needs` says so.
+    /// Moves those of the unchanged slices to the updated ones for which `needs` holds.
     pub fn update_also(&mut self, mut needs: impl FnMut(&EndpointSlice) -> bool) {
         let update = &mut self.update;
         self.unchanged.retain(|slice| {

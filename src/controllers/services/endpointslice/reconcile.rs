@@ -210,7 +210,8 @@ impl Reconciler {
         (plan, events)
     }
 
-    /// Creates, updates and deletes. Upstream: `finalize`.
+    /// Creates, updates and deletes slices by the plan.
+    /// Upstream: `finalize`.
     async fn write(
         &self,
         service: &Service,

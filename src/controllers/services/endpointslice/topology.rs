@@ -318,7 +318,8 @@ fn largest(zones: &mut BTreeMap<Istr, f64>) -> Option<(Istr, &mut f64)> {
     Some((most.0.clone(), most.1))
 }
 
-/// Hints endpoints of giving zones at receiving ones. Upstream: `redistributeHints`.
+/// Gives endpoints of giving zones a hint for a receiving zone.
+/// Upstream: `redistributeHints`.
 fn redistribute<'a>(
     slices: impl Iterator<Item = &'a mut EndpointSlice>,
     giving: &mut ByZone,

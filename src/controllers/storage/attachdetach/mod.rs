@@ -373,7 +373,7 @@ impl AttachDetach {
         }
     }
 
-    /// Adds what the pod wants, or forgets it when the pod has ended.
+    /// Adds the volumes that the pod wants, or forgets them when the pod has ended.
     async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         match self.pods.get(key) {
             Some(pod) if !pod.spec.node_name.is_empty() => {
@@ -403,7 +403,8 @@ impl AttachDetach {
         all || pod.is_terminated()
     }
 
-    /// Adds what the pod wants. What was added stays until the pod ends, even if its claim goes.
+    /// Adds the volumes that the pod wants to the state of the world. What was added stays until
+    /// the pod ends, even if its claim goes.
     /// Upstream: `ProcessPodVolumes`.
     fn add_wanted_volumes(&self, pod: &Pod) {
         let (key, node) = (pod.meta.key(), &pod.spec.node_name);

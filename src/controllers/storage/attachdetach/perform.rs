@@ -76,7 +76,7 @@ impl AttachDetach {
         ended.iter().for_each(|ended| self.record_end(name, ended));
     }
 
-    /// Records it: events of the pods, metrics, log.
+    /// Records the end of an operation: events of the pods, metrics, log.
     fn record_end(&self, name: &Istr, ended: &Ended) {
         let Ended { operation, result } = ended;
         let node = &operation.node;

@@ -393,7 +393,8 @@ pub(super) fn attachment_of(spec: Option<&Spec>, volume: &str, node: &str) -> Op
 
 /// What the statuses of nodes list.
 impl StateOfWorld {
-    /// Lists a volume that is known to be attached. Upstream: `AddVolumeToReportAsAttached`.
+    /// Adds a volume that is known to be attached to the report of its node.
+    /// Upstream: `AddVolumeToReportAsAttached`.
     pub(super) fn report(&mut self, volume: &Istr, name: &Istr) {
         if self.is_attached(volume, name) != Some(true) {
             return;

@@ -57,7 +57,7 @@ async fn live<T: BindingObject>(client: &Client, object: &T) -> Result<RawObject
     }
 }
 
-/// Replaces metadata and spec.
+/// Replaces metadata and spec of an object: from its cached text, or else from the live object.
 pub async fn replace<T: BindingObject>(
     client: &Client,
     latest: &AssumeCache<T>,

@@ -65,7 +65,8 @@ struct Volume {
 }
 
 impl VolumeUses {
-    /// Returns the conflicts that this use causes, unless it is known already.
+    /// Adds the use of a volume by a pod, and returns the conflicts that it causes, unless it is
+    /// known already.
     /// Upstream: `VolumeCache.AddVolume`.
     pub fn add(
         &mut self,

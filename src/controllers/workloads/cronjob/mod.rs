@@ -224,7 +224,7 @@ impl CronJobs {
         Ok(Next::After(due::wait(&run.cron_job, &schedule, now)))
     }
 
-    /// Takes Jobs that have finished off the active list. Only the API server decides whether a
+    /// Removes Jobs that have finished from the active list. Only the API server decides whether a
     /// running Job that is not on the list is a foreign one: the cached CronJob may be older.
     async fn note_jobs(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
         for job in jobs {
@@ -264,7 +264,7 @@ impl CronJobs {
         Ok(())
     }
 
-    /// Takes Jobs that are gone off the active list.
+    /// Removes Jobs that are gone from the active list.
     async fn note_missing(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
         let known: HashSet<String> = jobs.iter().map(|job| job.meta.uid.to_string()).collect();
         for active in run.active().to_vec() {
@@ -369,7 +369,7 @@ impl CronJobs {
         }
     }
 
-    /// Deletes what still runs.
+    /// Deletes the active Jobs, which the new one replaces.
     async fn replace(&self, run: &mut Run) -> Result<(), Error> {
         for active in run.active().to_vec() {
             let namespace = active.namespace.unwrap_or_default();

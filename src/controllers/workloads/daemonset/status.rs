@@ -15,7 +15,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts the first pod of each node.
+    /// Counts the pods for the status; on each node the first one counts.
     pub fn new(sites: &[NodePods], version: &Version<'_>, availability: Availability) -> Counts {
         let mut counts = Counts::default();
         for site in sites {

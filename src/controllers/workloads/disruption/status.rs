@@ -110,7 +110,8 @@ pub(super) fn calculate(
     }
 }
 
-/// Allows no eviction, and says why. A condition of the Go manager, which says less, stays.
+/// Returns the status that allows no eviction, with the reason. A condition of the Go manager,
+/// which says less, stays.
 /// Upstream: `failSafe`.
 pub(super) fn failed(
     old: &PodDisruptionBudgetStatus,

@@ -53,7 +53,8 @@ impl Action {
 }
 
 impl Jobs {
-    /// Carries out `plan`. Returns the number of active pods afterwards, the action, and a failure.
+    /// Carries out `plan`: creates or deletes pods, or comes back later. Returns the number of
+    /// active pods afterwards, the action, and a failure.
     pub(super) async fn manage(
         self: &Arc<Self>,
         key: &ObjectKey,
@@ -114,7 +115,7 @@ impl Jobs {
         deleted(&pods, attempts)
     }
 
-    /// Says why a pod keeps its finalizer: a policy or webhook may forbid changes of the pod. Of
+    /// Records why a pod keeps its finalizer: a policy or webhook may forbid changes of the pod. Of
     /// several pods it is the first by name, the same one in each retry.
     pub(super) fn record_unreleased<'a>(
         &self,

@@ -48,7 +48,8 @@ pub fn plan_status(state: &mut SyncState, now: Timestamp) -> StatusPlan {
     plan
 }
 
-/// Names finished pods in the status. Returns the indexes that succeeded.
+/// Counts finished pods in the status, by their indexes or their uids, and plans the release of
+/// their finalizers. Returns the indexes that succeeded.
 fn count_finished(state: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
     let mut indexes = Vec::new();
     let completions = completions(state.spec());

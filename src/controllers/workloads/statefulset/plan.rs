@@ -208,7 +208,8 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Does nothing while a claim is deleted together with an older pod.
+    /// Returns the step that creates the pod of an ordinal; none while a claim is deleted together
+    /// with an older pod.
     fn creation_steps(&self, ordinal: i32) -> PodSteps {
         let pod = pod_name(self.set, ordinal);
         for template in &self.set.spec.volume_claim_templates {

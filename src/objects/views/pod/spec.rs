@@ -221,7 +221,7 @@ fn named_ports(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
 }
 
 impl PodSpec {
-    /// Sets the spec's fields in `rare`.
+    /// Keeps of a pod's spec what its readers use; sets the fields in `rare` too.
     pub(super) fn from_wire(spec: WireSpec, rare: &mut RareFields) -> PodSpec {
         let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
         let quota = QuotaSpec::from_wire(&spec);

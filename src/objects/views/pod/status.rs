@@ -112,7 +112,7 @@ impl WireStatus {
 }
 
 impl PodStatus {
-    /// Sets the status's fields in `rare`.
+    /// Keeps of a pod's status what its readers use; sets the fields in `rare` too.
     pub(super) fn from_wire(
         status: WireStatus,
         sidecars: &[Sidecar],
