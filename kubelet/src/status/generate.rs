@@ -283,17 +283,10 @@ fn container_status(
     let has_readiness = container.readiness_probe.is_some();
     let is_plain_init = pod.init_containers().iter().any(|init| init.name == container.name)
         && !is_restartable_init(container);
-    let is_ready = match newest.map(|status| (status.state, status.exit_code)) {
-        // An init container is ready once it has succeeded.
-        Some((State::Running, _)) => {
-            !is_plain_init && is_started && (!has_readiness || (inputs.readiness)(id) == Some(true))
-        }
-        Some((State::Exited, 0)) => is_plain_init,
-        None => {
-            let code = state.terminated.as_ref().map(|terminated| terminated.exit_code);
-            is_plain_init && code == Some(0)
-        }
-        _ => false,
+    // An init container is ready once it has succeeded.
+    let is_ready = match is_plain_init {
+        true => state.terminated.as_ref().is_some_and(|ended| ended.exit_code == 0),
+        false => is_started && (!has_readiness || (inputs.readiness)(id) == Some(true)),
     };
     core::ContainerStatus {
         name: container.name.clone(),

@@ -111,34 +111,6 @@ fn status_shows_users_mounts_and_ephemeral_containers() {
 }
 
 #[test]
-fn init_container_is_ready_once_it_has_succeeded_and_a_sidecar_while_it_runs() {
-    let spec = json!({
-        "initContainers": [{"name": "init"}, {"name": "sidecar", "restartPolicy": "Always"}],
-        "containers": [{"name": "c"}],
-    });
-    let pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
-    for (state, exit_code, expected) in [
-        (State::Running, 0, [false, true]),
-        (State::Exited, 0, [true, false]),
-        (State::Exited, 1, [false, false]),
-    ] {
-        let container = |name: &str| ContainerStatus {
-            name: name.to_owned(),
-            state,
-            exit_code,
-            ..ContainerStatus::default()
-        };
-        let containers = vec![container("sidecar"), container("init")];
-        let runtime = PodStatus { sandboxes: Vec::new(), containers };
-        let (waiting, messages) = (HashMap::new(), HashMap::new());
-        let status = generate(&pod, &inputs(&runtime, &waiting, &messages));
-        let init = status.init_container_statuses.iter().flatten().map(|status| status.ready);
-        assert_eq!(init.collect::<Vec<_>>(), expected, "{state:?} {exit_code}");
-        assert!(!is_true(&status, "Initialized"), "{state:?} {exit_code}");
-    }
-}
-
-#[test]
 fn ids_of_containers_begin_with_the_name_of_their_runtime() {
     let pod: Pod =
         serde_json::from_value(json!({"spec": {"containers": [{"name": "c"}]}})).expect("a pod");
