@@ -112,6 +112,7 @@ struct Events(Option<WatchStream>);
 impl Stream for Events {
     type Item = Result<WatchEvent<Encoded>, Error>;
 
+    /// Reads the next event; the stream ends with the first error.
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(watch) = &mut self.0 else { return Poll::Ready(None) };
         // The future may be dropped at any time: the bytes that it has read are in the watch.

@@ -336,8 +336,7 @@ impl<T: Object> Indexer<T> {
         }
     }
 
-    /// Stores an object, in place of one with the same namespace and name. Returns the object that
-    /// was stored under the same namespace and name.
+    /// Stores an object. Returns the one that was stored under the same namespace and name.
     ///
     /// # Panics
     /// When an index function panics; nothing is changed then.

@@ -48,6 +48,7 @@ pub(super) struct Start {
 }
 
 impl Election {
+    /// Makes the election of a contender that has not read the lock yet.
     pub fn new(identity: &str, lease_duration: Duration, coordinated: bool) -> Election {
         Election {
             identity: identity.to_owned(),

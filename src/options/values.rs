@@ -160,6 +160,7 @@ impl Value for Count {
             self.given = last.given;
         }
     }
+    /// Returns why a count is out of its bounds, if it is.
     fn fault(&self) -> Option<String> {
         let Count { given, most } = *self;
         let must = match most {
@@ -308,6 +309,7 @@ pub struct Map(pub BTreeMap<String, String>);
 
 impl Value for Map {
     const KIND: &'static str = "stringToString";
+    /// Parses pairs `key=value`, separated by commas.
     fn parse(text: &str) -> Result<Map, String> {
         // A single pair may have commas on both sides: metric,label=value,value.
         let pairs = match text.matches('=').count() {
@@ -343,6 +345,7 @@ pub struct Gates {
 
 impl Value for Gates {
     const KIND: &'static str = "colonSeparatedMultimapStringString";
+    /// Parses feature gates: pairs `name=bool` or `kube:name=bool`, separated by commas.
     fn parse(text: &str) -> Result<Gates, String> {
         let mut gates = Vec::new();
         for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
@@ -398,6 +401,7 @@ pub struct Vmodule(pub Vec<(String, i32)>);
 
 impl Value for Vmodule {
     const KIND: &'static str = "pattern=N,...";
+    /// Parses pairs `pattern=N`, separated by commas.
     fn parse(text: &str) -> Result<Vmodule, String> {
         let pairs = text.split(',').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| match pair.split_once('=') {
@@ -432,6 +436,7 @@ pub struct TraceObject {
 
 impl FromStr for TraceObject {
     type Err = String;
+    /// Parses `KIND/NAME` or `KIND/NAMESPACE/NAME`.
     fn from_str(text: &str) -> Result<TraceObject, String> {
         let parts: Vec<&str> = text.split('/').collect();
         let (kind, namespace, name) = match parts[..] {
@@ -482,6 +487,7 @@ pub struct Quantity(pub u64);
 
 impl Value for Quantity {
     const KIND: &'static str = "quantity";
+    /// Parses a number with a unit such as `k` or `Mi`.
     fn parse(text: &str) -> Result<Quantity, String> {
         let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
         let (number, unit) = text.split_at(at);
@@ -523,6 +529,7 @@ pub struct CertKey {
 
 impl Value for CertKeys {
     const KIND: &'static str = "namedCertKey";
+    /// Parses `cert,key`, or `cert,key:names`.
     fn parse(text: &str) -> Result<CertKeys, String> {
         let (files, names) = match text.split_once(':') {
             Some((files, names)) => (files, Some(names.trim())),
@@ -564,6 +571,7 @@ impl Default for Version {
 impl Value for Version {
     const KIND: &'static str = "version[=true]";
     const ALONE: Option<&'static str> = Some("true");
+    /// Parses `true`, `false`, `raw`, or a version that differs from this one's only in its end.
     fn parse(text: &str) -> Result<Version, String> {
         match text {
             "raw" => Ok(Version(text.into())),

@@ -75,6 +75,7 @@ fn is_named(object: &TraceObject, resource: &ResourceType, meta: &Meta) -> bool 
 }
 
 impl Tracer {
+    /// Makes a tracer of these objects, which follows none yet.
     pub fn new(objects: Vec<TraceObject>) -> Tracer {
         Tracer {
             objects,

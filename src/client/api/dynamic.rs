@@ -50,6 +50,7 @@ const ALL_METADATA_PROTOBUF: &str = "application/vnd.kubernetes.protobuf;as=Part
 const PAGE: u32 = 500;
 
 impl Dynamic {
+    /// Makes the verbs of a resource, in JSON and with whole objects.
     pub(super) fn new(client: Client, resource: ResourceType) -> Dynamic {
         Dynamic {
             client,

@@ -78,6 +78,7 @@ impl ChangedRevisions {
 }
 
 impl OwnerRecord for ChangedRevisions {
+    /// Drops the record of an owner, unless it is of another one with its name.
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         let mut owners = self.owners.lock();
         // The record may be of another owner, which has this one's name.

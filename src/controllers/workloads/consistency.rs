@@ -235,6 +235,7 @@ impl Consistency {
 }
 
 impl OwnerRecord for Consistency {
+    /// Drops the writes for an owner, unless they are for another one with its name.
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         if uid.is_some() && !self.stores.is_empty() {
             let mut deleted_owners = self.deleted_owners.lock();

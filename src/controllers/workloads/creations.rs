@@ -209,6 +209,7 @@ impl Creations {
 }
 
 impl OwnerRecord for Creations {
+    /// Drops the record of an owner, unless it is of another one with its name.
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         let mut owners = self.owners.lock();
         // The record may be of another owner, which has this one's name.

@@ -88,6 +88,7 @@ impl<N: Into<Istr>> FromIterator<(N, Quantity)> for ResourceList {
 
 /// `null` is empty.
 impl<'de> Deserialize<'de> for ResourceList {
+    /// Reads a map of amounts by the names of resources; null is an empty one.
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ResourceList, D::Error> {
         struct Amounts;
 

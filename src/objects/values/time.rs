@@ -281,6 +281,7 @@ impl Serialize for Timestamp {
 }
 
 impl<'de> Deserialize<'de> for Timestamp {
+    /// Reads an RFC 3339 time from JSON, or microseconds from protobuf.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Timestamp, D::Error> {
         struct Text;
         impl Visitor<'_> for Text {

@@ -92,6 +92,7 @@ struct WireSpec {
 impl TryFrom<WireSpec> for DaemonSetSpec {
     type Error = serde_json::Error;
 
+    /// Converts a spec, and reads from its template on which nodes pods may run.
     fn try_from(wire: WireSpec) -> Result<DaemonSetSpec, serde_json::Error> {
         Ok(DaemonSetSpec {
             placement: Placement::read(&wire.template)?,

@@ -126,6 +126,7 @@ impl PartialEq for ClaimTemplate {
 }
 
 impl<'de> Deserialize<'de> for ClaimTemplate {
+    /// Keeps the JSON of a claim template, and reads its name.
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<ClaimTemplate, D::Error> {
         #[derive(Default, Deserialize)]
         #[serde(default)]
