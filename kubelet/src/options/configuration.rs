@@ -560,15 +560,15 @@ pub fn default_eviction_hard() -> BTreeMap<String, String> {
 pub fn read(files: &Files) -> Result<Loaded, Error> {
     let mut ignored = BTreeSet::new();
     let mut load = |file: &str| load(file, &mut ignored).map_err(of_file(file));
-    let mut merged = match files.config.as_str() {
-        "" => json!({}),
-        file => Value::Object(load(file)?),
-    };
+    let mut merged = json!({});
+    if !files.config.is_empty() {
+        merge(&mut merged, Value::Object(load(&files.config)?));
+    }
     for file in drop_ins(&files.config_dir)? {
         let document = load(&file)?;
         // Drop-ins change what the file says with its defaults; of objects, only this one has any.
         if document.get(EVICTION_HARD).is_some_and(Value::is_object)
-            && merged.get(EVICTION_HARD).is_none_or(Value::is_null)
+            && merged.get(EVICTION_HARD).is_none()
         {
             merged[EVICTION_HARD] = json!(default_eviction_hard());
         }
