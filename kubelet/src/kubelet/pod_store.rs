@@ -293,7 +293,8 @@ impl PodStore {
         compute: impl FnOnce(Option<&core::PodStatus>, &WaitingReasons) -> core::PodStatus,
     ) -> StatusChange {
         let mut state = self.state.lock();
-        let mirrored = state.mirrored(pod).cloned();
+        let is_mirrored = state.mirrored(pod).is_some();
+        let mirrored = state.mirror_of(pod).and_then(|mirror| mirror.status.clone());
         let record = state.records.entry(pod.uid()).or_default();
         if let (Admission::Rejected, Some(status)) = (record.admission, &record.status) {
             return StatusChange::none(status);
@@ -303,7 +304,7 @@ impl PodStore {
         let mut after = compute(before.as_deref(), &record.waiting);
         record.starts = starts(&after);
         // The mirror pod may have been seen after the first status was computed.
-        let is_late = mirrored.is_some() && !record.continues_mirror;
+        let is_late = is_mirrored && !record.continues_mirror;
         record.continues_mirror |= is_late;
         let (first, second) = (mirrored.as_ref(), before.as_deref());
         let old = if is_late { first.or(second) } else { second.or(first) };
