@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn volumes_of_unknown_kinds_stay_until_they_are_empty() {
         let (base, folders, manager) = manager("unknown");
-        let volume = folders.pod(&uid()).join("volumes/kubernetes.io~nfs/v");
+        let volume = folders.pod(&uid()).join("volumes/kubernetes.io~iscsi/v");
         fs::create_dir_all(volume.join("data")).expect("a folder");
         let own = folders.volume(&uid(), "empty-dir", "e");
         fs::create_dir_all(own.join("data")).expect("a folder");
