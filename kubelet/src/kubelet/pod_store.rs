@@ -272,12 +272,12 @@ impl PodStore {
         }
     }
 
-    /// The status of a static pod's mirror pod, if it was seen only after the pod's own status was
-    /// computed, which does not continue it yet.
+    /// Returns the status of a static pod's mirror pod, if the pod's own status does not continue it
+    /// yet. There may be none: probes of a first sync may have started without that of the mirror pod.
     pub(super) fn late_report(&self, pod: &Pod) -> Option<core::PodStatus> {
         let state = self.state.lock();
         let record = state.records.get(&pod.uid())?;
-        if record.continues_mirror || record.status.is_none() {
+        if record.continues_mirror {
             return None;
         }
         state.mirrored(pod).cloned()
@@ -505,12 +505,21 @@ mod tests {
         let reported = json!({"conditions": [condition], "startTime": "1970-01-01T00:00:00Z"});
         store.set_mirror(&pod(&[(CONFIG_MIRROR, "other")], reported.clone()), true);
         assert!(store.late_report(&own).is_none());
-        store.set_mirror(&pod(&mirror, reported), true);
+        let shown = pod(&mirror, reported);
+        store.set_mirror(&shown, true);
         assert!(store.late_report(&own).is_some());
         assert_eq!(update(20, "True"), (vec![1], true));
         assert!(store.late_report(&own).is_none());
         assert_eq!(update(30, "True"), (vec![1], false));
         assert_eq!(update(40, "False"), (vec![40], false));
+        // Its probes have started, but there is no status yet.
+        let store = PodStore::new(BTreeSet::new());
+        store.set_pod(&own);
+        store.set_mirror(&shown, true);
+        assert!(store.late_report(&own).is_some());
+        let change = store.update_status(&own, Timestamp::from_secs(20), |_, _| ready("True"));
+        assert!(change.differs_from_mirror);
+        assert!(store.late_report(&own).is_none());
     }
 
     #[test]

@@ -146,7 +146,7 @@ impl Probes {
         if new.is_empty() {
             return;
         }
-        let saved = self.saved(pod, reported().as_ref()).await;
+        let saved = self.saved(pod, reported).await;
         // All of the pod's results are known before the first probe: its end writes them.
         let mut table = self.table.lock();
         for (container, kind, probe) in new {
@@ -182,19 +182,16 @@ impl Probes {
         }
     }
 
-    /// What an agent before this one has saved. Where it has saved nothing (as other agents do), it
-    /// is what the API server has from it.
-    async fn saved(
-        &self,
-        pod: &Pod,
-        reported: Option<&core::PodStatus>,
-    ) -> BTreeMap<String, SavedResults> {
+    /// Returns what an agent before this one has saved. Where it has saved nothing (as other agents
+    /// do), it is what the API server has from it once the file is read: what comes later is adopted.
+    async fn saved(&self, pod: &Pod, reported: &Reported<'_>) -> BTreeMap<String, SavedResults> {
         let file = self.folders.probes_file(&pod.uid());
         let of_file = task::blocking(move || results::read(&file)).await.unwrap_or_else(|error| {
             log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
             Known::default()
         });
-        of_file.with_reported(reported.map(results::reported).unwrap_or_default())
+        let reported = reported().as_ref().map(results::reported);
+        of_file.with_reported(reported.unwrap_or_default())
     }
 
     /// The status that the API server has is known only now, as that of a mirror pod may be: it counts
@@ -427,6 +424,24 @@ mod tests {
         let all = ids.map(|id| Kind::ALL.map(|kind| probes.result(id, kind)));
         let (yes, no) = (Some(true), Some(false));
         assert_eq!(all, [[yes, None, yes], [yes, None, no], [None, None, None]]);
+    }
+
+    /// A mirror pod that is seen while the file is read counts.
+    #[test]
+    fn file_is_read_before_the_reported_status() {
+        let machine = Machine::new("order");
+        let (probes, u) = (machine.agent(2000), pod("u", json!(null)));
+        let file = machine.root.join("pods/u/probes");
+        let reported = || -> Option<core::PodStatus> {
+            fs::write(&file, r#"{"a": {"started": true, "ready": true}}"#).expect("a file");
+            None
+        };
+        let (definition, started_at) = (&container(), Timestamp::from_secs(1000));
+        let running = [Running { definition, id: "a", started_at }];
+        let ip = Ip::OfPod("127.0.0.1".to_owned());
+        block_on(probes.update(&u, &running, &ip, &reported));
+        assert!(file.exists());
+        assert_eq!(probes.result("a", Kind::Readiness), None);
     }
 
     #[test]
