@@ -563,17 +563,16 @@ pub fn read(files: &Files) -> Result<Loaded, Error> {
     let mut load = |file: &str| load(file, &mut ignored).map_err(of_file(file));
     let mut merged = json!({});
     if !files.config.is_empty() {
-        merge(&mut merged, Value::Object(load(&files.config)?));
-    }
-    for file in drop_ins(&files.config_dir)? {
-        let document = load(&file)?;
+        let mut document = load(&files.config)?;
         // Drop-ins change what the file says with its defaults; of objects, only this one has any.
-        if document.get(EVICTION_HARD).is_some_and(Value::is_object)
-            && merged.get(EVICTION_HARD).is_none()
-        {
-            merged[EVICTION_HARD] = json!(default_eviction_hard());
+        // Without the file there are none. Upstream: `loadConfigFile`.
+        if document.get(EVICTION_HARD).is_none_or(Value::is_null) {
+            document.insert(EVICTION_HARD.to_owned(), json!(default_eviction_hard()));
         }
         merge(&mut merged, Value::Object(document));
+    }
+    for file in drop_ins(&files.config_dir)? {
+        merge(&mut merged, Value::Object(load(&file)?));
     }
     let configuration = of(merged).map_err(Error::Field)?;
     Ok(Loaded { configuration, ignored })
@@ -1009,26 +1008,30 @@ mod tests {
         file("d/19.conf", "maxPods: 4\n");
         let of_drop_ins = [("memory.available", "1Gi"), ("pid.available", "1%")];
         for (text, others) in [
-            ("", default_eviction_hard()),
-            ("evictionHard: null\n", default_eviction_hard()),
-            ("evictionHard: {}\n", BTreeMap::new()),
+            (None, BTreeMap::new()),
+            (Some(""), default_eviction_hard()),
+            (Some("evictionHard: null\n"), default_eviction_hard()),
+            (Some("evictionHard: {}\n"), BTreeMap::new()),
             (
-                "evictionHard: {memory.available: 1Mi, nodefs.available: 1%}\n",
+                Some("evictionHard: {memory.available: 1Mi, nodefs.available: 1%}\n"),
                 BTreeMap::from([("nodefs.available".to_owned(), "1%".to_owned())]),
             ),
         ] {
-            file("config.yaml", text);
+            let config = text.map(|text| {
+                file("config.yaml", text);
+                folder.join("config.yaml").display().to_string()
+            });
             let files = Files {
-                config: folder.join("config.yaml").display().to_string(),
+                config: config.unwrap_or_default(),
                 config_dir: folder.join("d").display().to_string(),
             };
             let found = read(&files).map(|read| read.configuration);
             let found = found.map_err(|error| chain(&error)).expect("a configuration");
-            assert_eq!(found.max_pods, 2, "{text}");
+            assert_eq!(found.max_pods, 2, "{text:?}");
             let mut expected = others;
             let of_drop_ins = of_drop_ins.map(|(key, value)| (key.to_owned(), value.to_owned()));
             expected.extend(of_drop_ins);
-            assert_eq!(found.eviction_hard.map(|hard| hard.0), Some(expected), "{text}");
+            assert_eq!(found.eviction_hard.map(|hard| hard.0), Some(expected), "{text:?}");
         }
         fs::remove_dir_all(&folder).expect("removed");
     }
@@ -1049,7 +1052,11 @@ mod tests {
             config_dir: folder.display().to_string(),
         };
         let configuration = read(&files).map(|read| read.configuration);
-        assert_eq!(configuration.ok(), Some(Configuration::default()));
+        let expected = Configuration {
+            eviction_hard: Some(Pairs(default_eviction_hard())),
+            ..Configuration::default()
+        };
+        assert_eq!(configuration.ok(), Some(expected));
         fs::remove_dir_all(&folder).expect("removed");
     }
 }
