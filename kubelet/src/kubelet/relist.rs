@@ -90,8 +90,7 @@ impl Kubelet {
 
     /// Ends the volumes of pods that ended while no agent ran, and removes their folders, and those of
     /// pods that had ended before their sources removed them: again and again as long as something is
-    /// left of them, then when another pod has gone. Upstream:
-    /// `cleanupOrphanedPodDirs`.
+    /// left of them, and when another pod has gone. Upstream: `cleanupOrphanedPodDirs`.
     pub(super) async fn end_old_volumes(&self) {
         self.listed.opened().await;
         let mut wait = FIRST_WAIT;
@@ -127,7 +126,7 @@ impl Kubelet {
                 self.clock.sleep(CHECK).or(forgotten).await;
                 continue;
             }
-            self.clock.sleep(wait).or(changed).await;
+            self.clock.sleep(wait).or(changed).or(forgotten).await;
             wait = (wait * 2).min(MAX_WAIT);
         }
     }
