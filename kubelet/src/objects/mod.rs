@@ -40,7 +40,7 @@ use crate::pod::{Pod, PodExt, Uid};
 
 /// The longest wait for objects that are not fetched yet. Upstream: the poll of `objectCache.Get`.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest wait for tokens that are requested. Upstream waits for the answer.
+/// The longest wait for tokens that are requested, in all. Upstream waits for the answer.
 const TOKEN_PATIENCE: Duration = Duration::from_secs(10);
 /// Objects that are not read for this number of sync periods are watched no more.
 /// Upstream: `NewWatchBasedManager`.
@@ -266,7 +266,10 @@ impl Objects {
         };
         let found = self.settled(server, PATIENCE, now, PodObjects::is_settled).await;
         match found.has_objects() && !found.is_settled() {
-            true => self.settled(server, TOKEN_PATIENCE, now, PodObjects::is_settled).await,
+            true => {
+                let rest = TOKEN_PATIENCE.saturating_sub(PATIENCE);
+                self.settled(server, rest, now, PodObjects::is_settled).await
+            }
             false => found,
         }
     }
