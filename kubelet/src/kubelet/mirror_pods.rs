@@ -30,12 +30,26 @@ impl Kubelet {
                 // The pod's status is written once it continues this one.
                 Some(status) => {
                     self.manager.probes.adopt(&uid, &status);
+                    self.continue_mirror(&pod);
                     self.dispatcher.requeue([&uid]);
                 }
                 None => self.store.notify(&pod),
             }
         }
         self.store.notify_mirror(full_name);
+    }
+
+    /// Lets the last status of a static pod be written while a sync runs, which may take long: its
+    /// mirror pod shows an older one. A status that lacks results of probes waits for the next sync:
+    /// it would show the pod as not ready.
+    fn continue_mirror(&self, pod: &Arc<Pod>) {
+        let uid = pod.uid();
+        let last = self.store.status(&uid);
+        if last.is_some_and(|last| self.manager.probes.are_shown(&uid, &last))
+            && let Some(change) = self.store.continue_mirror(pod, self.clock.now())
+        {
+            self.published(pod, change);
+        }
     }
 
     /// Has all mirror pods checked once all sources may have been read: those of static pods that

@@ -283,6 +283,24 @@ impl PodStore {
         state.mirrored(pod).cloned()
     }
 
+    /// Makes the last status of a static pod continue that of its mirror pod, which was seen after it.
+    /// `None`: it does so already, or there is none.
+    pub(super) fn continue_mirror(&self, pod: &Pod, now: Timestamp) -> Option<StatusChange> {
+        let mut state = self.state.lock();
+        let mirrored = state.mirrored(pod).cloned()?;
+        let record = state.records.get_mut(&pod.uid())?;
+        if record.continues_mirror || record.admission == Admission::Rejected {
+            return None;
+        }
+        let before = record.status.clone()?;
+        let mut after = core::PodStatus::clone(&before);
+        settle(pod, &mut after, Some(&mirrored), now);
+        let after = Arc::new(after);
+        (record.status, record.continues_mirror) = (Some(after.clone()), true);
+        record.version += 1;
+        Some(StatusChange { before: Some(before), after, differs_from_mirror: true })
+    }
+
     /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
     /// containers wait, unless both say the same. Of a kubelet before this one, the API server has the
     /// last status. That of a pod that was rejected stays. Upstream: `updateStatusInternal`.
@@ -520,6 +538,50 @@ mod tests {
         let change = store.update_status(&own, Timestamp::from_secs(20), |_, _| ready("True"));
         assert!(change.differs_from_mirror);
         assert!(store.late_report(&own).is_none());
+    }
+
+    /// A sync may take long.
+    #[test]
+    fn last_status_continues_that_of_a_mirror_pod_without_another_sync() {
+        let pod = |key: &str, status: Value| -> Arc<Pod> {
+            let annotations = json!({CONFIG_SOURCE: "file", key: "h"});
+            let metadata =
+                json!({"name": "p", "namespace": "n", "uid": "u", "annotations": annotations});
+            let pod = json!({"metadata": metadata, "status": status});
+            Arc::new(serde_json::from_value(pod).expect("a pod"))
+        };
+        let conditions = |seconds: u8| {
+            let time = format!("1970-01-01T00:00:0{seconds}Z");
+            let condition = |kind: &str, status: &str| {
+                let at = "lastTransitionTime";
+                json!({"type": kind, "status": status, at: time})
+            };
+            json!({"conditions": [condition("Ready", "True"), condition("Initialized", "False")]})
+        };
+        let (store, own) = (PodStore::new(BTreeSet::new()), pod(CONFIG_HASH, json!(null)));
+        store.set_pod(&own);
+        let [first, second] = [5, 9].map(Timestamp::from_secs);
+        let mut status: core::PodStatus = serde_json::from_value(conditions(0)).expect("a status");
+        for condition in status.conditions.iter_mut().flatten() {
+            condition.status = "True".to_owned();
+        }
+        store.set_mirror(&pod(CONFIG_MIRROR, conditions(1)), true);
+        assert!(store.continue_mirror(&own, first).is_none(), "it has no status");
+        store.set_mirror(&pod(CONFIG_MIRROR, json!({})), true);
+        store.update_status(&own, first, |_, _| status);
+        assert!(store.continue_mirror(&own, first).is_none(), "the mirror pod has no status");
+        let version = store.report("u").expect("a report").version;
+        store.set_mirror(&pod(CONFIG_MIRROR, conditions(1)), true);
+        let change = store.continue_mirror(&own, second).expect("a change");
+        assert!(change.differs_from_mirror);
+        let time = |kind: &str| {
+            let all = change.after.conditions.iter().flatten();
+            let mut found = all.filter(|condition| condition.type_ == kind);
+            found.next()?.last_transition_time.as_ref().map(|time| time.0.as_second())
+        };
+        assert_eq!(["Ready", "Initialized"].map(time), [Some(1), Some(9)]);
+        assert!(store.report("u").expect("a report").version > version);
+        assert!(store.late_report(&own).is_none() && store.continue_mirror(&own, second).is_none());
     }
 
     #[test]

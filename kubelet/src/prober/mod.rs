@@ -217,6 +217,22 @@ impl Probes {
         }
     }
 
+    /// Returns whether a status of a pod shows the results that its probes have now.
+    pub fn are_shown(&self, pod: &str, status: &core::PodStatus) -> bool {
+        let Known { results: shown, .. } = results::reported(status);
+        let table = self.table.lock();
+        let mut running = table.running.iter().filter(|(_, (of, _))| **of == *pod);
+        running.all(|((id, kind), _)| {
+            let shown = shown.get(id).copied().unwrap_or_default();
+            let result = table.result(id, *kind) == Some(true);
+            match kind {
+                Kind::Startup => shown.started == result,
+                Kind::Readiness => shown.ready == (shown.started && result),
+                Kind::Liveness => true,
+            }
+        })
+    }
+
     async fn set(&self, pod: &Pod, id: &str, kind: Kind, result: bool) {
         let key = (id.to_owned(), kind);
         let before = {
@@ -424,6 +440,26 @@ mod tests {
         let all = ids.map(|id| Kind::ALL.map(|kind| probes.result(id, kind)));
         let (yes, no) = (Some(true), Some(false));
         assert_eq!(all, [[yes, None, yes], [yes, None, no], [None, None, None]]);
+    }
+
+    #[test]
+    fn status_that_is_older_than_a_result_does_not_show_it() {
+        let machine = Machine::new("shown");
+        let (probes, u) = (machine.agent(2000), pod("u", json!(null)));
+        let are_shown = |started: bool, ready: bool| {
+            let status = json!({"containerStatuses": [
+                {"name": "a", "image": "", "imageID": "", "restartCount": 0,
+                 "containerID": "x://id", "started": started, "ready": ready}]});
+            probes.are_shown("u", &serde_json::from_value(status).expect("a status"))
+        };
+        let all = || [are_shown(false, false), are_shown(true, false), are_shown(true, true)];
+        block_on(update(&probes, &u, &["id"]));
+        assert_eq!(all(), [true, false, false]);
+        block_on(probes.set(&u, "id", Kind::Startup, true));
+        assert_eq!(all(), [false, true, false]);
+        block_on(probes.set(&u, "id", Kind::Readiness, true));
+        assert_eq!(all(), [false, false, true]);
+        assert!(probes.are_shown("v", &core::PodStatus::default()), "it has no probes");
     }
 
     /// A mirror pod that is seen while the file is read counts.
