@@ -39,9 +39,8 @@ impl Kubelet {
         self.store.notify_mirror(full_name);
     }
 
-    /// Lets the last status of a static pod be written while a sync runs, which may take long: its
-    /// mirror pod shows an older one. A status that lacks results of probes waits for the next sync:
-    /// it would show the pod as not ready.
+    /// Lets the last status of a static pod be written now, as a sync that runs may take long. A
+    /// status that lacks results of probes waits for the next sync: the pod would not be ready.
     fn continue_mirror(&self, pod: &Arc<Pod>) {
         let uid = pod.uid();
         let last = self.store.status(&uid);

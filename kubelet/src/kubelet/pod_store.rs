@@ -272,8 +272,8 @@ impl PodStore {
         }
     }
 
-    /// Returns the status of a static pod's mirror pod, if the pod's own status does not continue it
-    /// yet. There may be none: probes of a first sync may have started without that of the mirror pod.
+    /// Returns the status of a static pod's mirror pod, if the pod's own status does not continue
+    /// it yet. The pod may have no status: the probes of its first sync start before there is one.
     pub(super) fn late_report(&self, pod: &Pod) -> Option<core::PodStatus> {
         let state = self.state.lock();
         let record = state.records.get(&pod.uid())?;
@@ -283,8 +283,8 @@ impl PodStore {
         state.mirrored(pod).cloned()
     }
 
-    /// Makes the last status of a static pod continue that of its mirror pod, which was seen after it.
-    /// `None`: it does so already, or there is none.
+    /// Makes the last status of a static pod continue that of its mirror pod, which was seen after
+    /// it. `None`: it does so already, or one of the two is missing.
     pub(super) fn continue_mirror(&self, pod: &Pod, now: Timestamp) -> Option<StatusChange> {
         let mut state = self.state.lock();
         let mirrored = state.mirrored(pod).cloned()?;

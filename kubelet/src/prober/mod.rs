@@ -183,7 +183,8 @@ impl Probes {
     }
 
     /// Returns what an agent before this one has saved. Where it has saved nothing (as other agents
-    /// do), it is what the API server has from it once the file is read: what comes later is adopted.
+    /// do), it is what the API server has from it once the file is read. Callers do not wait before
+    /// they use it: a status that comes later is adopted.
     async fn saved(&self, pod: &Pod, reported: &Reported<'_>) -> BTreeMap<String, SavedResults> {
         let file = self.folders.probes_file(&pod.uid());
         let of_file = task::blocking(move || results::read(&file)).await.unwrap_or_else(|error| {
