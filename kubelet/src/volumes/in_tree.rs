@@ -1,11 +1,11 @@
 //! PersistentVolumes of in-tree plugins that CSI drivers have taken over, as volumes of these
-//! drivers. Their node affinity stays as it is: nodes of a cloud have the labels of the in-tree
-//! plugin too.
+//! drivers.
 //! Upstream: `csi-translation-lib`, `TranslateInTreeSpecToCSI`.
 
 use k8s_openapi::api::core::v1 as core;
 
 use super::Error;
+use super::topology::Topology;
 
 /// A project or a zone that the driver finds.
 const UNKNOWN: &str = "UNSPECIFIED";
@@ -47,7 +47,27 @@ pub(super) fn translated(
         spec.access_modes = spec.access_modes.take().map(|modes| gce_modes(&modes));
     }
     spec.csi = Some(source);
+    if let Some(topology) = topology(spec) {
+        spec.node_affinity = topology.affinity(volume);
+    }
     Ok(Some(translated))
+}
+
+/// The labels of the driver's nodes; `None`: the node affinity stays as it is.
+fn topology(spec: &core::PersistentVolumeSpec) -> Option<Topology> {
+    let kinds = [
+        (
+            spec.aws_elastic_block_store.is_some(),
+            Topology::of_zones("topology.ebs.csi.aws.com/zone"),
+        ),
+        (spec.cinder.is_some(), Topology::of_zones("topology.cinder.csi.openstack.org/zone")),
+        (spec.gce_persistent_disk.is_some(), Topology::of_zones("topology.gke.io/zone")),
+        (
+            spec.vsphere_volume.is_some(),
+            Topology::of_regions("topology.csi.vmware.com/zone", "topology.csi.vmware.com/region"),
+        ),
+    ];
+    kinds.into_iter().find_map(|(is_it, topology)| is_it.then_some(topology))
 }
 
 fn source(
@@ -298,6 +318,30 @@ mod tests {
             (none, json!({"nfs": {"server": "s", "path": "/p"}}), Value::Null),
         ] {
             assert_eq!(of_driver(&metadata, &spec), expected, "{metadata} {spec}");
+        }
+    }
+
+    #[test]
+    fn node_affinity_is_by_the_labels_of_the_driver() {
+        for (mut spec, expected) in [
+            (json!({"awsElasticBlockStore": {"volumeID": "v"}}), "topology.ebs.csi.aws.com/zone"),
+            (
+                json!({"azureDisk": {"diskName": "d", "diskURI": "/d"}}),
+                "topology.kubernetes.io/zone",
+            ),
+            (json!({"cinder": {"volumeID": "c"}}), "topology.cinder.csi.openstack.org/zone"),
+            (json!({"gcePersistentDisk": {"pdName": "d"}}), "topology.gke.io/zone"),
+            (json!({"portworxVolume": {"volumeID": "p"}}), "topology.kubernetes.io/zone"),
+            (json!({"vsphereVolume": {"volumePath": "v"}}), "topology.csi.vmware.com/zone"),
+        ] {
+            let affinity = |key: &str| {
+                let zone = json!({"key": key, "operator": "In", "values": ["z"]});
+                json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}})
+            };
+            spec["nodeAffinity"] = affinity("topology.kubernetes.io/zone");
+            let found = translated(&volume(&json!({}), &spec)).expect("a volume");
+            let found = found.and_then(|found| found.spec).and_then(|spec| spec.node_affinity);
+            assert_eq!(serde_json::to_value(found).expect("JSON"), affinity(expected), "{spec}");
         }
     }
 

@@ -30,6 +30,7 @@ mod selinux;
 mod shared;
 mod subpath;
 mod tear_down;
+mod topology;
 mod usage;
 
 pub use self::error::Error;

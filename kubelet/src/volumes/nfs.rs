@@ -31,14 +31,17 @@ impl Export {
         Export::new(source, source.read_only.unwrap_or_default(), BTreeSet::new())
     }
 
-    /// The volume of a claim. `None`: it is no such volume.
+    /// The volume of a claim. `None`: it is no such volume. The annotation with mount options stands
+    /// for those of the spec, also when it is empty. Upstream: `MountOptionFromSpec`.
     pub(super) fn of_claim(bound: &Bound) -> Option<Export> {
         let spec = bound.volume.spec.as_ref()?;
         let annotations = bound.volume.metadata.annotations.as_ref();
         let old = annotations.and_then(|all| all.get("volume.beta.kubernetes.io/mount-options"));
-        let old = old.into_iter().flat_map(|list| list.split(','));
-        let old = old.filter(|option| !option.is_empty()).map(str::to_owned);
-        let options = old.chain(spec.mount_options.iter().flatten().cloned());
+        let options: BTreeSet<String> = match old {
+            Some(list) => list.split(',').map(str::to_owned).collect(),
+            None => spec.mount_options.iter().flatten().cloned().collect(),
+        };
+        let options = options.into_iter().filter(|option| !option.is_empty());
         Some(Export::new(spec.nfs.as_ref()?, bound.read_only, options.collect()))
     }
 
@@ -135,13 +138,15 @@ mod tests {
         let nfs = json!({"server": "s", "path": "/p", "readOnly": true});
         let options = json!({"nfs": nfs, "mountOptions": ["nfsvers=4.1", "hard"]});
         let old = json!({"annotations": {"volume.beta.kubernetes.io/mount-options": "hard,soft"}});
+        let empty = json!({"annotations": {"volume.beta.kubernetes.io/mount-options": ""}});
         for (bound, expected) in [
             (bound(json!({}), json!({"nfs": nfs}), false), Some("-t nfs -- s:/p")),
             (
                 bound(json!({}), options.clone(), true),
                 Some("-t nfs -o hard,nfsvers=4.1,ro -- s:/p"),
             ),
-            (bound(old, options, false), Some("-t nfs -o hard,nfsvers=4.1,soft -- s:/p")),
+            (bound(old, options.clone(), false), Some("-t nfs -o hard,soft -- s:/p")),
+            (bound(empty, options, false), Some("-t nfs -- s:/p")),
             (bound(json!({}), json!({"local": {"path": "/l"}}), false), None),
         ] {
             let export = Export::of_claim(&bound);
