@@ -152,6 +152,11 @@ impl Driver {
         &self.name
     }
 
+    /// Whether one is a clone of the other, and not a later registration of the name.
+    pub fn is_same(&self, other: &Driver) -> bool {
+        Arc::ptr_eq(&self.name, &other.name)
+    }
+
     async fn call<A: Message + Default>(
         &self,
         method: &'static str,

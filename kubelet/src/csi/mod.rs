@@ -62,6 +62,11 @@ impl Drivers {
         found.ok_or_else(|| Error::NotRegistered(name.to_owned()))
     }
 
+    /// Whether this very driver is still registered.
+    fn has(&self, driver: &Driver) -> bool {
+        self.0.drivers.lock().get(driver.name()).is_some_and(|found| found.is_same(driver))
+    }
+
     /// Waits for a driver that comes or goes.
     pub fn changed(&self) -> EventListener {
         self.0.changed.listen()
@@ -112,7 +117,24 @@ pub fn unique_name(driver: &str, handle: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use kube_controller_manager::clock::SystemClock;
+
     use super::*;
+
+    #[test]
+    fn a_driver_is_registered_until_it_goes_or_is_replaced() {
+        let new = || Driver::new("d", Path::new("/nowhere"), SystemClock::shared());
+        let (drivers, first, second) = (Drivers::default(), new(), new());
+        assert!(!drivers.has(&first));
+        drivers.set(first.clone());
+        assert!(drivers.has(&first) && !drivers.has(&second));
+        drivers.remove("d");
+        assert!(!drivers.has(&first));
+        drivers.set(second.clone());
+        assert!(drivers.has(&second) && !drivers.has(&first));
+    }
 
     #[test]
     fn names_are_those_of_upstream() {

@@ -17,8 +17,8 @@ use kube_controller_manager::task::notify_all;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::Drivers;
 use super::api::NodeGetInfoResponse;
-use super::driver::Driver;
 use super::error::Error;
 use crate::causes::chain;
 use crate::node::own::OwnNode;
@@ -140,10 +140,17 @@ impl NodeInfo {
     /// Upstream: `updateCSIDriver`.
     ///
     /// # Errors
-    /// That of the call, or the last attempt's to write.
-    pub async fn refresh(&self, driver: &Driver) -> Result<(), Error> {
+    /// The driver is not registered, or not any more when it has answered; that of the call, or the
+    /// last attempt's to write.
+    pub async fn refresh(&self, name: &str, drivers: &Drivers) -> Result<(), Error> {
+        let driver = drivers.get(name)?;
         let info = driver.info().await?;
-        self.persistently(driver.name(), Update::Add(&info)).await
+        let _updating = self.updating.lock().await;
+        // A driver that goes is removed before its `uninstall`, which waits for the lock.
+        match drivers.has(&driver) {
+            true => self.repeat(name, Update::Add(&info)).await,
+            false => Err(Error::NotRegistered(name.to_owned())),
+        }
     }
 
     /// A driver is gone. Upstream: `UninstallCSIDriver`.
@@ -162,6 +169,11 @@ impl NodeInfo {
     /// Repeats an update until it is done, a few times, and does no other one meanwhile.
     async fn persistently(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         let _updating = self.updating.lock().await;
+        self.repeat(driver, update).await
+    }
+
+    /// Repeats an update until it is done, a few times. `updating` is locked.
+    async fn repeat(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         for wait in WAITS {
             match self.update(driver, update).await {
                 Ok(()) => return Ok(()),

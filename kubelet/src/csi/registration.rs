@@ -235,11 +235,7 @@ impl DriverRegistration {
                 self.clock.sleep(wait).or(changed).await;
                 continue;
             }
-            let refreshed = async {
-                let driver = self.drivers.get(name)?;
-                node.refresh(&driver).await
-            };
-            if let Err(error) = refreshed.await {
+            if let Err(error) = node.refresh(name, &self.drivers).await {
                 log::error!("Failed to update CSIDriver {name}: {}", chain(&error));
             }
             due = Some(Due { period, at: self.clock.monotonic() + period });

@@ -29,6 +29,9 @@ use crate::runtime::backoff::Backoff;
 /// Upstream: `MaxContainerBackOff`, `backOffPeriod`.
 const BACKOFF: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(300));
 
+/// The most pulls that are recorded for a pod.
+const MAX_PULLS: usize = 256;
+
 /// Why a container waits: the reason and the message of its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
@@ -50,6 +53,7 @@ pub struct Images {
     service: ImageService,
     clock: SharedClock,
     failures: parking_lot::Mutex<Failures>,
+    /// Of the pods for which they are recorded.
     pulls: parking_lot::Mutex<HashMap<Uid, Pulls>>,
     /// A permit for each of the parallel pulls; without it their number has no limit.
     permits: Option<Semaphore>,
@@ -60,13 +64,29 @@ pub struct Images {
     objects: Arc<Objects>,
 }
 
-/// The pulls for a pod, by the monotonic clock.
+/// The pulls for a pod, by the monotonic clock: the first [`MAX_PULLS`].
 #[derive(Default)]
 struct Pulls {
     /// When those began that have not succeeded yet.
     begun: VecDeque<Duration>,
     /// When the others began and ended.
     done: Vec<(Duration, Duration)>,
+}
+
+impl Pulls {
+    fn begin(&mut self, now: Duration) {
+        if self.begun.len() + self.done.len() < MAX_PULLS {
+            self.begun.push_back(now);
+        }
+    }
+
+    /// The attempts before a success count too: the oldest begin belongs to it.
+    /// Upstream: `RecordImageFinishedPulling`.
+    fn succeed(&mut self, now: Duration) {
+        if let Some(begin) = self.begun.pop_front() {
+            self.done.push((begin, now));
+        }
+    }
 }
 
 /// Failed pulls by a pod's uid and an image. Both maps have the same keys.
@@ -258,7 +278,9 @@ impl Images {
         let name = &spec.image;
         events::normal(pod, container, "Pulling", format!("Pulling image {name:?}"));
         let begin = self.clock.monotonic();
-        self.pulls.lock().entry(pod.uid()).or_default().begun.push_back(begin);
+        if let Some(pulls) = self.pulls.lock().get_mut(&pod.uid()) {
+            pulls.begin(begin);
+        }
         let _permit = match &self.permits {
             Some(permits) => Some(permits.acquire().await),
             None => None,
@@ -276,7 +298,9 @@ impl Images {
         let pulled = self.pull_with_any(pod, spec, sandbox).await.map_err(failed)?;
         let now = self.clock.monotonic();
         self.failures.lock().reset(key, now);
-        self.pull_succeeded(&pod.uid(), now);
+        if let Some(pulls) = self.pulls.lock().get_mut(&pod.uid()) {
+            pulls.succeed(now);
+        }
         let millis = |since: Duration| Duration::from_millis((now - since).as_millis() as u64);
         let all = millis(begin);
         let (own_text, all_text) = (show_duration(millis(begin_own)), show_duration(all));
@@ -293,19 +317,15 @@ impl Images {
         Ok(Present { id: pulled.image_ref, ..present })
     }
 
-    /// The attempts before a success count too: the oldest begin belongs to it.
-    /// Upstream: `RecordImageFinishedPulling`.
-    fn pull_succeeded(&self, uid: &Uid, now: Duration) {
-        if let Some(pulls) = self.pulls.lock().get_mut(uid)
-            && let Some(begin) = pulls.begun.pop_front()
-        {
-            pulls.done.push((begin, now));
-        }
+    /// Records the pulls for a pod from now on, until they are taken.
+    pub fn record_pulls(&self, uid: Uid) {
+        self.pulls.lock().entry(uid).or_default();
     }
 
-    /// When the pulls for a pod began and ended that have succeeded, by the monotonic clock.
-    pub fn pulls(&self, uid: &Uid) -> Vec<(Duration, Duration)> {
-        self.pulls.lock().get(uid).map(|pulls| pulls.done.clone()).unwrap_or_default()
+    /// Ends the record of the pulls for a pod. Returns when those began and ended that have
+    /// succeeded, by the monotonic clock.
+    pub fn take_pulls(&self, uid: &Uid) -> Vec<(Duration, Duration)> {
+        self.pulls.lock().remove(uid).unwrap_or_default().done
     }
 
     /// Forgets the pulls for pods that are not known.
@@ -388,6 +408,23 @@ mod tests {
         assert_eq!((count(&failures), failures.backoff.delay("a")), (1, None));
         failures.reset("c", seconds(612));
         assert_eq!((count(&failures), failures.backoff.delay("c")), (0, None));
+    }
+
+    #[test]
+    fn recorded_pulls_begin_with_their_first_attempt_and_are_bounded() {
+        let seconds = Duration::from_secs;
+        let mut pulls = Pulls::default();
+        pulls.succeed(seconds(1));
+        for begin in [2, 3] {
+            pulls.begin(seconds(begin));
+        }
+        pulls.succeed(seconds(4));
+        assert_eq!(pulls.done, [(seconds(2), seconds(4))]);
+        for begin in 0..1000 {
+            pulls.begin(seconds(begin));
+            pulls.succeed(seconds(begin));
+        }
+        assert_eq!(pulls.done.len() + pulls.begun.len(), MAX_PULLS);
     }
 
     fn unknown(message: &str) -> cri::Error {

@@ -50,6 +50,10 @@ impl Startups {
         }
     }
 
+    fn awaits(&self, uid: &Uid) -> bool {
+        self.0.lock().get(uid) == Some(&Startup::Awaited)
+    }
+
     /// Forgets pods that are not known.
     pub(super) fn retain(&self, is_known: impl Fn(&str) -> bool) {
         self.0.lock().retain(|uid, _| is_known(uid));
@@ -57,15 +61,23 @@ impl Startups {
 }
 
 impl Kubelet {
-    /// Takes a pod as a source has it, and observes its start.
+    /// Takes a pod as a source has it, and observes its start. Until then its pulls are recorded.
     pub(super) fn observe_startup(&self, pod: &Pod) {
-        if pod.is_static() || !self.startups.has_started(pod) {
+        if pod.is_static() {
+            return;
+        }
+        let (uid, has_started) = (pod.uid(), self.startups.has_started(pod));
+        if self.startups.awaits(&uid) {
+            return self.manager.images.record_pulls(uid);
+        }
+        let pulls = self.manager.images.take_pulls(&uid);
+        if !has_started {
             return;
         }
         let created = pod.metadata.creation_timestamp.as_ref();
         let created = created.map_or(0, |time| time.0.as_microsecond());
         let total = self.clock.now().duration_since(Timestamp::from_micros(created));
-        let pulling = pulling_time(&self.manager.images.pulls(&pod.uid()));
+        let pulling = pulling_time(&pulls);
         let own = total.saturating_sub(pulling).saturating_sub(init_time(pod));
         let (name, is_stateful) = (pod.display_name(), is_stateful(pod));
         log::info!("pod {name} has started after {total:?}, {own:?} without images and init");

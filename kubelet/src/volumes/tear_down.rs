@@ -4,7 +4,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use futures_lite::FutureExt;
 use kube_controller_manager::task;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
@@ -16,12 +18,17 @@ use super::{Error, nfs, plain, subpath};
 use crate::files::tree;
 use crate::pod::Uid;
 
+/// How long a server may take to let a mount go. Upstream: `unMountTimeout`.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(60);
+
 /// A volume in a pod's folder, by the names of folders.
 enum Found {
     /// What containers mount there is the pod's own, and ends with it.
     Own(PathBuf),
-    /// A folder of the machine or of a server.
+    /// A folder of the machine.
     Mount(PathBuf),
+    /// A folder of a server, which may not answer any more.
+    Remote(PathBuf),
     Csi(PathBuf),
     CsiDevice(PathBuf),
     /// A link to a device of the machine.
@@ -33,7 +40,7 @@ impl Found {
     /// The plugin and the operation that ends the volume, in metrics; `None`: not one of these.
     fn operation(&self) -> Option<(String, &'static str)> {
         let (path, operation) = match self {
-            Found::Own(path) | Found::Mount(path) => (path, "volume_unmount"),
+            Found::Own(path) | Found::Mount(path) | Found::Remote(path) => (path, "volume_unmount"),
             Found::Device(path) => (path, "unmap_volume"),
             Found::Csi(_) | Found::CsiDevice(_) | Found::Unknown(_) => return None,
         };
@@ -71,7 +78,7 @@ impl Inner {
                 Found::CsiDevice(link) => self.unpublish_block(uid, link).await,
                 other => {
                     let operation = other.operation();
-                    let undone = task::blocking(move || undo_plain(other));
+                    let undone = self.undo_other(other);
                     match operation {
                         Some((plugin, name)) => self.counted(&plugin, name, undone).await,
                         None => undone.await,
@@ -90,6 +97,23 @@ impl Inner {
             }
         })
         .await
+    }
+
+    /// Ends a volume of any kind but CSI. The mount of a server that does not answer in time is
+    /// forced to end: its first unmount then ends too. Upstream: `CleanupMountWithForce`.
+    async fn undo_other(&self, volume: Found) -> Result<(), Error> {
+        let folder = match volume {
+            Found::Remote(folder) => folder,
+            other => return task::blocking(move || undo_plain(other)).await,
+        };
+        let of = folder.clone();
+        let unmounted = task::blocking(move || undo_mount(&of, UnmountFlags::empty()));
+        let forced = async {
+            self.clock.sleep(UNMOUNT_LIMIT).await;
+            log::warn!("{}: the server does not answer: forced unmount", folder.display());
+            task::blocking(move || undo_mount(&folder, UnmountFlags::FORCE)).await
+        };
+        unmounted.or(forced).await
     }
 }
 
@@ -111,7 +135,8 @@ fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
         let name = kind.file_name().unwrap_or_default().to_string_lossy().into_owned();
         found.extend(entries(&kind)?.into_iter().map(|volume| match name.as_str() {
             csi::FOLDER => Found::Csi(volume),
-            plain::LOCAL | nfs::FOLDER => Found::Mount(volume),
+            plain::LOCAL => Found::Mount(volume),
+            nfs::FOLDER => Found::Remote(volume),
             name if plain::FOLDERS.contains(&name) => Found::Own(volume),
             _ => Found::Unknown(volume),
         }));
@@ -135,14 +160,7 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
             unmount_below(&folder, UnmountFlags::DETACH)?;
             unmount_all(&folder)
         }
-        Found::Mount(folder) => {
-            // What lies in it is not the pod's: only an empty folder goes.
-            while is_mounted(&folder).map_err(Error::at(&folder))? {
-                let unmounted = unmount(&folder, UnmountFlags::NOFOLLOW);
-                unmounted.map_err(|error| Error::at(&folder)(error.into()))?;
-            }
-            absent_is_fine(fs::remove_dir(&folder)).map_err(Error::at(&folder))
-        }
+        Found::Mount(folder) | Found::Remote(folder) => undo_mount(&folder, UnmountFlags::empty()),
         Found::Device(link) => absent_is_fine(fs::remove_file(&link)).map_err(Error::at(&link)),
         Found::Unknown(path) => {
             let is_empty = entries(&path).map_err(Error::at(&path))?.is_empty();
@@ -153,6 +171,16 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
         }
         Found::Csi(_) | Found::CsiDevice(_) => Ok(()),
     }
+}
+
+/// Unmounts a folder, and removes it. What lies in it is not the pod's: only an empty one goes.
+/// Blocks.
+fn undo_mount(folder: &Path, flags: UnmountFlags) -> Result<(), Error> {
+    while is_mounted(folder).map_err(Error::at(folder))? {
+        let unmounted = unmount(folder, flags | UnmountFlags::NOFOLLOW);
+        unmounted.map_err(|error| Error::at(folder)(error.into()))?;
+    }
+    absent_is_fine(fs::remove_dir(folder)).map_err(Error::at(folder))
 }
 
 /// Unmounts what is mounted below a folder, the newest first: it may lie on another one. Blocks.

@@ -33,11 +33,7 @@ impl Inner {
         if !is_exhausted(&attachment) {
             return false;
         }
-        let refreshed = async {
-            let driver = self.drivers.get(&of.driver)?;
-            server.csi_node.refresh(&driver).await
-        };
-        if let Err(error) = refreshed.await {
+        if let Err(error) = server.csi_node.refresh(&of.driver, &self.drivers).await {
             log::error!("Failed to update CSIDriver {}: {}", of.driver, chain(&error));
         }
         true
