@@ -80,7 +80,7 @@ fn probes_that_cannot_open_a_socket_have_no_result() {
     // All that are open stay open; none can be opened.
     limit("3:");
     for kind in ["Readiness", "Liveness"] {
-        let line = format!("{kind} probe: no result: dial tcp");
+        let line = format!("{kind} probe errored and resulted in unknown state: dial tcp");
         assert!(wait(|| node.log().matches(&line).count() > 3), "{kind}: {}", node.log());
     }
     limit("1024:");
