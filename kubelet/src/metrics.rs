@@ -173,7 +173,7 @@ pub fn render(now: Timestamp) -> Vec<u8> {
     metrics::render()
 }
 
-/// What a volume of a claim holds, in the order of [`VOLUME_STATS`].
+/// What a volume of a claim holds, in the order of `VOLUME_STATS`.
 pub type ClaimAmounts = [u64; 6];
 
 const VOLUME_STATS: [(&str, &str); 6] = [
