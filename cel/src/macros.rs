@@ -142,11 +142,11 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
-    /// Expands `transformList` to a comprehension.
+    /// Expands `list.transformList(index, value, [filter,] element)` to a comprehension.
     fn transform_list(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
-        let filtered = args.len() - 2;
-        let (vars, body) = self.variables_and_body(args, filtered)?;
-        let mut rest = body.into_iter().rev();
+        let bodies = args.len() - 2;
+        let (vars, bodies) = self.variables_and_body(args, bodies)?;
+        let mut rest = bodies.into_iter().rev();
         let (body, filter) = (rest.next(), rest.next());
         let step = self.add_element(body);
         let step = self.when(filter, step);
@@ -156,9 +156,9 @@ impl Make<'_> {
 
     /// Expands `transformMap` and `transformMapEntry` to a comprehension.
     fn transform_map(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
-        let filtered = args.len() - 2;
-        let (vars, body) = self.variables_and_body(args, filtered)?;
-        let mut rest = body.into_iter().rev();
+        let bodies = args.len() - 2;
+        let (vars, bodies) = self.variables_and_body(args, bodies)?;
+        let mut rest = bodies.into_iter().rev();
         let (body, filter) = (rest.next(), rest.next());
         let mut inserted = vec![self.accu()];
         if kind == "transformMap" {

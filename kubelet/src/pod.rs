@@ -117,7 +117,8 @@ pub trait PodExt {
         self.annotation(CONFIG_MIRROR).is_some()
     }
 
-    /// Returns whether the pod's containers have ended by the status that its source has.
+    /// Returns whether the pod's own status, as its source has it, says that it is over: its phase is
+    /// `Succeeded` or `Failed`.
     fn has_ended(&self) -> bool;
 
     fn restart_policy(&self) -> RestartPolicy {

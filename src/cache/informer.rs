@@ -158,6 +158,7 @@ impl Informer {
         self.processor.remove(registration);
     }
 
+    /// Returns whether the cache holds the whole first list. Upstream: `HasSynced`.
     pub fn has_synced(&self) -> bool {
         self.fifo.has_synced()
     }

@@ -427,7 +427,7 @@ impl Value for Vmodule {
 /// An object to trace: `Deployment/default/web`, or `Node/a` for one without a namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceObject {
-    /// A kind or the plural of a resource, in any case.
+    /// A kind, or the plural of a resource with or without its group, in any case.
     pub kind: String,
     /// Empty for an object without one.
     pub namespace: String,

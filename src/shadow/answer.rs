@@ -44,6 +44,7 @@ impl Interceptor for Shadow {
 }
 
 impl Asked {
+    /// Returns the error of a write for which no better answer is known.
     fn shadowed(&self) -> Error {
         Error::Shadowed { request: self.call.to_string() }
     }

@@ -64,6 +64,7 @@ pub enum Seen {
     Gone,
 }
 
+/// A write that this manager wants, until it is met or dropped.
 struct Intention {
     intended: IntendedWrite,
     /// The time since when it is wanted with this content.
@@ -182,6 +183,7 @@ impl Intention {
             && self.intended.request.subresource == intended.request.subresource
     }
 
+    /// Makes the row of the report for this intention.
     fn item(&self, outcome: Outcome, now: Duration) -> Item {
         item(&self.intended, outcome, now.saturating_sub(self.since), self.times)
     }

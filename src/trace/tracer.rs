@@ -65,6 +65,8 @@ pub fn name_of(kind: &str, key: &ObjectKey) -> String {
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
+/// Returns whether the object of the flag is of this resource: it may be written `Deployment`,
+/// `deployments` or `deployments.apps`, in any case.
 fn is_of_kind(object: &TraceObject, resource: &ResourceType) -> bool {
     let is = |name: &str| object.kind.eq_ignore_ascii_case(name);
     is(&resource.kind) || is(&resource.plural) || is(&resource.to_string())

@@ -165,7 +165,8 @@ impl<K: Key> RateLimitingQueue<K> {
         self.add_later(key, after, Delayed::retry);
     }
 
-    /// Adds `key` now, or lets it wait by `insert`.
+    /// Adds `key` now, or lets it wait by `insert`, which returns whether the timekeeper must wake
+    /// earlier.
     fn add_later(&self, key: K, after: Duration, insert: fn(&mut Delayed<K>, K, Duration) -> bool) {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {

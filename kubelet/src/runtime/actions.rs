@@ -48,7 +48,7 @@ pub struct PodActions {
     pub create_sandbox: bool,
     /// The attempt of the new sandbox.
     pub attempt: u32,
-    /// The sandbox in which containers start.
+    /// The present sandbox: containers start in it unless a new one is created.
     pub sandbox: Option<String>,
     /// Indices of ephemeral containers, each of which starts once.
     pub ephemeral_to_start: Vec<usize>,
@@ -202,7 +202,8 @@ fn resized(current: &ContainerStatus) -> Kill {
     }
 }
 
-/// Returns whether a new sandbox is needed, its attempt, and the present sandbox. Upstream:
+/// Returns whether a new sandbox is needed, the attempt of the sandbox, and the id of the present
+/// one (`None` also where its replacement gets no event `SandboxChanged`). Upstream:
 /// `runtimeutil.PodSandboxChanged`.
 fn sandbox_change(pod: &Pod, status: &PodStatus) -> (bool, u32, Option<String>) {
     let Some(newest) = status.sandboxes.first() else { return (true, 0, None) };
@@ -211,6 +212,7 @@ fn sandbox_change(pod: &Pod, status: &PodStatus) -> (bool, u32, Option<String>) 
     if ready > 1 || !newest.is_ready {
         (true, newest.attempt + 1, id)
     } else if newest.is_host_network != pod.is_host_network() {
+        // As upstream, which returns no id here.
         (true, newest.attempt + 1, None)
     } else if !pod.is_host_network() && newest.ips.is_empty() {
         (true, newest.attempt + 1, id)

@@ -77,7 +77,7 @@ fn keys(
     by_affinity.or_else(by_labels).unwrap_or(GA)
 }
 
-/// Replaces a key. Returns false if it had no values: then it stays.
+/// Replaces a key. Returns false if it is missing or has no values: then nothing changes.
 /// Upstream: `getTopologyValues`, `replaceTopology`.
 fn replace(terms: &mut [core::NodeSelectorTerm], old: &str, new: &str) -> bool {
     let expressions = terms.iter_mut().flat_map(|term| term.match_expressions.iter_mut().flatten());

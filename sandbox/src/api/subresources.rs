@@ -171,7 +171,8 @@ impl Api {
         Ok(json_response(200, &form(&stored.value)))
     }
 
-    /// Binds the pod that the body names.
+    /// Answers a POST to `bindings`, the older form of the subresource `binding`: the body names the
+    /// pod.
     pub fn bind_named(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let name = text(&payload.object()?, "/metadata/name").to_owned();
         let pods = self.registry.find("", "v1", "pods").ok_or_else(failures::no_such_path)?;

@@ -108,6 +108,8 @@ fn characters(text: &str) -> Value {
     Value::int(text.chars().count())
 }
 
+/// Returns the index in characters of the first `part` from the byte `start` on; -1: there is no
+/// such part.
 fn index_of(text: &str, part: &str, start: usize) -> Value {
     let found = text[start..].find(part).map(|at| characters(&text[..start + at]));
     found.unwrap_or(Value::Int(-1))

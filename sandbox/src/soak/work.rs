@@ -119,7 +119,7 @@ impl Administrator {
     }
 
     /// Brings all namespaces to the state in which a soak begins and ends, apart from Jobs. Returns
-    /// false if a part is being deleted, which must be created again.
+    /// false if a part is still being deleted: the rest is not done, and the caller tries again.
     pub async fn restore(&self) -> client::Result<bool> {
         for namespace in (0..NAMESPACES).map(workload::namespace_name) {
             self.fill(&namespace).await?;

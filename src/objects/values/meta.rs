@@ -21,13 +21,13 @@ use crate::objects::{
 #[serde(rename_all = "camelCase", default)]
 pub struct Meta {
     /// The name, unique in the namespace.
-    #[serde(skip_serializing_if = "str_is_empty", deserialize_with = "name")]
+    #[serde(skip_serializing_if = "str::is_empty", deserialize_with = "name")]
     pub name: ArcStr,
     /// The prefix from which the server made the name; mostly empty.
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub generate_name: Istr,
     /// Empty for an object of the whole cluster.
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub namespace: Istr,
     /// Different for each object, also of one that is created again under its name.
     #[serde(skip_serializing_if = "Uid::is_empty", deserialize_with = "null_as_default")]
@@ -181,10 +181,6 @@ fn version_or_zero<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> 
 /// A view whose `meta` holds all metadata, so that a request that replaces the object's status, and
 /// with it its metadata, loses nothing.
 pub trait WholeMeta: Object + Resource {}
-
-fn str_is_empty(text: &str) -> bool {
-    text.is_empty()
-}
 
 fn is_zero(number: &u64) -> bool {
     *number == 0

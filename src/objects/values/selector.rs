@@ -132,8 +132,9 @@ impl Selector {
         Selector { nothing: false, terms: labels.pairs().iter().map(of_label).collect() }
     }
 
-    /// Returns the selector as a `LabelSelector` holds it: of several values that a label must
-    /// have, the last one counts.
+    /// Returns what stays of the selector after a conversion to a `LabelSelector` and back, which
+    /// upstream does with the selector of a Scale: it is sorted by key, and of several values that a
+    /// label must have, the last one counts.
     /// Upstream: `ParseToLabelSelector`.
     ///
     /// # Errors

@@ -44,11 +44,11 @@ pub struct EndpointAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointPort {
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub name: Istr,
     #[serde(deserialize_with = "null_as_default")]
     pub port: i32,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub protocol: Istr,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<Istr>,
@@ -58,19 +58,19 @@ pub struct EndpointPort {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TargetRef {
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub kind: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub namespace: Istr,
-    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "str_is_empty")]
+    #[serde(deserialize_with = "null_as_default", skip_serializing_if = "str::is_empty")]
     pub name: ArcStr,
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "Uid::is_empty")]
     pub uid: Uid,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub api_version: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub resource_version: Istr,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub field_path: Istr,
 }
 
@@ -190,10 +190,6 @@ fn exact<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<
     let mut exact = Vec::with_capacity(all.len());
     exact.append(&mut all);
     Ok(exact)
-}
-
-fn str_is_empty(text: &str) -> bool {
-    text.is_empty()
 }
 
 #[cfg(test)]

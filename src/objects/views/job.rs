@@ -141,7 +141,7 @@ pub struct JobCondition {
     pub last_probe_time: Option<Timestamp>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_transition_time: Option<Timestamp>,
-    #[serde(skip_serializing_if = "str_is_empty")]
+    #[serde(skip_serializing_if = "str::is_empty")]
     pub reason: Istr,
     #[serde(deserialize_with = "null_as_default", skip_serializing_if = "str::is_empty")]
     pub message: Box<str>,
@@ -229,10 +229,6 @@ struct LensSpec {
 
 fn is_zero(number: &i32) -> bool {
     *number == 0
-}
-
-fn str_is_empty(text: &str) -> bool {
-    text.is_empty()
 }
 
 #[cfg(test)]

@@ -205,7 +205,8 @@ fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey
     Some(ObjectKey::new(&claim.namespace, &claim.name))
 }
 
-/// Whether the driver attaches its volumes has changed. A driver without an object does.
+/// Returns whether the change switches attaching by the driver on or off. A driver without a
+/// CSIDriver attaches its volumes; an object of the first list is no change.
 fn changes_attaching(change: &Change<'_, CSIDriver>) -> bool {
     match change {
         Change::Added { new, initial } => !initial && !new.attaches(),
