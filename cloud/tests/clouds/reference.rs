@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command};
 use std::sync::Arc;
@@ -49,6 +50,8 @@ impl Reference {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         let unique = format!("{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::SeqCst));
         let folder = std::env::temp_dir().join(format!("remote-{unique}"));
+        // That of a process of the same number, which was killed.
+        let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).expect("a folder");
         Reference { folder, address: None, child: None, clock: SystemClock::shared() }
     }
@@ -61,7 +64,11 @@ impl Reference {
         let mut command = Command::new(env!("CARGO_BIN_EXE_reference-cloud-provider"));
         command.arg(&self.folder).args(self.address.map(|address| address.to_string()));
         self.child = Some(command.spawn().expect("it starts"));
-        self.wait("it listens", || listens.exists());
+        // A socket is in its folder a moment before it listens.
+        self.wait("it listens", || match self.address {
+            Some(_) => listens.exists(),
+            None => UnixStream::connect(&listens).is_ok(),
+        });
         if let Some(address) = &mut self.address {
             let text = fs::read_to_string(listens).expect("an address");
             *address = text.parse().expect("an address");
