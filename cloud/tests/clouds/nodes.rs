@@ -52,13 +52,13 @@ async fn join(env: &Env, name: &str) -> ObjectKey {
             { "key": UNINITIALIZED, "value": "true", "effect": "NoSchedule" },
             { "key": "example.com/own", "effect": "NoSchedule" },
         ] },
+        "status": {
+            "addresses": [{ "type": "Hostname", "address": name }],
+            "conditions": [{ "type": "Ready", "status": "True" }],
+        },
     });
     env.client.create::<Node>("", &node).await.expect("created");
-    let key = ObjectKey::cluster(name);
-    let addresses = json!([{ "type": "Hostname", "address": name }]);
-    env.patch_status::<Node>(&key, json!({ "status": { "addresses": addresses } })).await;
-    env.set_ready(&key, "True").await;
-    key
+    ObjectKey::cluster(name)
 }
 
 /// Waits until the Node is as `fits` says; meanwhile the controllers' time passes.
