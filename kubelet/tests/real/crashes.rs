@@ -125,18 +125,22 @@ impl Life<'_> {
         self.node.write(&format!("{main}.yaml"), &pod(&main, &self.out));
         self.node.write(&format!("{ended}.yaml"), &job(&ended, &self.out));
         let (running, done) = (format!("{main}-n"), format!("{ended}-n"));
+        let written = self.out.join("starts");
+        // A container runs a moment before its command does.
+        let has_begun = |name: &str| {
+            let text = fs::read_to_string(&written);
+            text.is_ok_and(|text| text.lines().any(|line| line == name))
+        };
         self.wait("ready", |node| {
             let job = node.pod(&done);
             let has_ended = job["status"]["phase"] == "Succeeded" || start_was_cut_off(&job);
-            is_ready(&node.pod(&running)) && has_ended
+            let has_begun = ["sidecar", "main"].into_iter().all(has_begun);
+            is_ready(&node.pod(&running)) && has_ended && has_begun
         });
         let job_has_run = !start_was_cut_off(&self.node.pod(&done));
         assert!(job_has_run || self.has_crashed, "{main}");
-        let mut starts: Vec<String> = fs::read_to_string(self.out.join("starts"))
-            .expect("starts")
-            .lines()
-            .map(str::to_owned)
-            .collect();
+        let text = fs::read_to_string(written).expect("starts");
+        let mut starts: Vec<String> = text.lines().map(str::to_owned).collect();
         starts.sort();
         let pod = self.node.pod(&running);
         for again in started_again(&pod).into_iter().filter(|_| self.has_crashed) {
