@@ -2,10 +2,11 @@
 //! and `/proc`. Upstream: `pkg/kubelet/server/stats`, `pkg/kubelet/metrics/collectors`.
 
 mod cadvisor;
+mod resource;
+mod summary;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CStr;
-use std::fmt::Write;
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
@@ -17,11 +18,12 @@ use async_lock::MutexGuardArc;
 use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
 use rustix::fs::Stat;
-use serde::Serialize;
 
 pub use self::cadvisor::cadvisor_metrics;
+pub use self::resource::{resource_metrics, scrape_error};
+pub use self::summary::*;
 
-use crate::cgroups::details::{self, Pressure, Stall};
+use crate::cgroups::details;
 use crate::cgroups::usage::{self, Usage};
 use crate::cgroups::{Hierarchy, max_pids};
 use crate::csi::Amounts;
@@ -37,230 +39,6 @@ const WALK_PERIOD: Duration = Duration::from_secs(60);
 
 /// A rate is computed over at least this time.
 const WINDOW: Duration = Duration::from_secs(1);
-
-/// The answer of `/stats/summary`. Upstream: `statsapi.Summary`.
-#[derive(Debug, Default, Serialize)]
-pub struct Summary {
-    pub node: NodeStats,
-    pub pods: Vec<PodStats>,
-    /// When it was measured.
-    #[serde(skip)]
-    pub time: Timestamp,
-}
-
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct NodeStats {
-    pub node_name: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub system_containers: Vec<ContainerStats>,
-    pub start_time: String,
-    #[serde(flatten)]
-    pub used: Used,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub network: Option<Network>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fs: Option<Fs>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub runtime: Option<Runtime>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rlimit: Option<Rlimit>,
-}
-
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PodStats {
-    pub pod_ref: PodRef,
-    pub start_time: String,
-    pub containers: Vec<ContainerStats>,
-    #[serde(flatten)]
-    pub used: Used,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub network: Option<Network>,
-    #[serde(rename = "volume", skip_serializing_if = "Vec::is_empty")]
-    pub volumes: Vec<VolumeStats>,
-    #[serde(rename = "ephemeral-storage", skip_serializing_if = "Option::is_none")]
-    pub ephemeral_storage: Option<Fs>,
-    #[serde(rename = "process_stats", skip_serializing_if = "Option::is_none")]
-    pub processes: Option<Processes>,
-}
-
-#[derive(Debug, Default, Serialize)]
-pub struct PodRef {
-    pub name: String,
-    pub namespace: String,
-    pub uid: String,
-}
-
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ContainerStats {
-    pub name: String,
-    pub start_time: String,
-    #[serde(flatten)]
-    pub used: Used,
-    /// What the container has written to its own layer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rootfs: Option<Fs>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub logs: Option<Fs>,
-    /// Microseconds since 1970.
-    #[serde(skip)]
-    pub started_micros: i64,
-}
-
-/// CPU, memory, waits for I/O, and swap.
-#[derive(Debug, Default, Serialize)]
-pub struct Used {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub cpu: Option<CpuStats>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory: Option<MemoryStats>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub io: Option<IoStats>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub swap: Option<SwapStats>,
-}
-
-/// How long processes have waited for disks.
-#[derive(Debug, Default, Serialize)]
-pub struct IoStats {
-    pub time: String,
-    pub psi: PsiStats,
-}
-
-/// Upstream: `PSIStats`.
-#[derive(Debug, Default, Serialize)]
-pub struct PsiStats {
-    pub full: PsiData,
-    pub some: PsiData,
-}
-
-/// The total in microseconds, as the kernel counts and upstream passes on, though its documentation
-/// says nanoseconds; and shares of the last seconds in percent.
-#[derive(Debug, Default, Serialize)]
-pub struct PsiData {
-    pub total: u64,
-    pub avg10: f64,
-    pub avg60: f64,
-    pub avg300: f64,
-}
-
-impl From<Pressure> for PsiStats {
-    fn from(pressure: Pressure) -> PsiStats {
-        let data = |Stall { total, avg10, avg60, avg300 }| PsiData { total, avg10, avg60, avg300 };
-        PsiStats { full: data(pressure.full), some: data(pressure.some) }
-    }
-}
-
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CpuStats {
-    pub time: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub usage_nano_cores: Option<u64>,
-    pub usage_core_nano_seconds: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<PsiStats>,
-}
-
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct MemoryStats {
-    pub time: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub available_bytes: Option<u64>,
-    pub usage_bytes: u64,
-    pub working_set_bytes: u64,
-    pub rss_bytes: u64,
-    pub page_faults: u64,
-    pub major_page_faults: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub psi: Option<PsiStats>,
-}
-
-#[derive(Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SwapStats {
-    pub time: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub swap_available_bytes: Option<u64>,
-    pub swap_usage_bytes: u64,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Fs {
-    pub time: String,
-    pub available_bytes: u64,
-    pub capacity_bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub used_bytes: Option<u64>,
-    pub inodes_free: u64,
-    pub inodes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub inodes_used: Option<u64>,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct VolumeStats {
-    #[serde(flatten)]
-    pub fs: Fs,
-    pub name: String,
-    /// The claim that the volume stands behind.
-    #[serde(rename = "pvcRef", skip_serializing_if = "Option::is_none")]
-    pub claim: Option<ClaimRef>,
-}
-
-/// Upstream: `PVCReference`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct ClaimRef {
-    pub name: String,
-    pub namespace: String,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Runtime {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub image_fs: Option<Fs>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub container_fs: Option<Fs>,
-}
-
-#[derive(Debug, Serialize)]
-pub struct Rlimit {
-    pub time: String,
-    pub maxpid: i64,
-    pub curproc: i64,
-}
-
-#[derive(Debug, Serialize)]
-pub struct Processes {
-    pub process_count: u64,
-}
-
-#[derive(Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Network {
-    pub time: String,
-    #[serde(flatten)]
-    pub default: Interface,
-    pub interfaces: Vec<Interface>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Interface {
-    pub name: String,
-    pub rx_bytes: u64,
-    pub rx_errors: u64,
-    pub tx_bytes: u64,
-    pub tx_errors: u64,
-    /// All numbers of the interface's line in `/proc/net/dev`.
-    #[serde(skip)]
-    counts: Vec<u64>,
-}
 
 /// What is measured.
 pub struct StatsSource<'a> {
@@ -693,109 +471,6 @@ fn interfaces(text: &str) -> Vec<Interface> {
         })
     });
     parsed.filter(|interface| interface.name != "lo").collect()
-}
-
-/// A metric of `/metrics/resource` with its values.
-struct Family {
-    help: &'static str,
-    kind: &'static str,
-    lines: String,
-}
-
-/// The text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
-pub fn resource_metrics(summary: &Summary) -> String {
-    let mut families: BTreeMap<&'static str, Family> = BTreeMap::new();
-    let millis = summary.time.to_jiff().as_millisecond();
-    let mut add = |name: &'static str, help, kind, labels: &str, value: f64, is_timed: bool| {
-        let family = families.entry(name).or_insert(Family { help, kind, lines: String::new() });
-        let time = if is_timed { format!(" {millis}") } else { String::new() };
-        // Writing to a string does not fail.
-        let _ = writeln!(family.lines, "{name}{labels} {value}{time}");
-    };
-    let mut used =
-        |names: [&'static str; 3], whose: [&'static str; 3], labels: &str, used: &Used| {
-            if let Some(cpu) = &used.cpu {
-                let seconds = cpu.usage_core_nano_seconds as f64 / 1e9;
-                add(names[0], whose[0], "counter", labels, seconds, true);
-            }
-            if let Some(memory) = &used.memory {
-                add(names[1], whose[1], "gauge", labels, memory.working_set_bytes as f64, true);
-            }
-            if let Some(swap) = &used.swap {
-                add(names[2], whose[2], "gauge", labels, swap.swap_usage_bytes as f64, true);
-            }
-        };
-    let of_node =
-        ["node_cpu_usage_seconds_total", "node_memory_working_set_bytes", "node_swap_usage_bytes"];
-    let node_help = [
-        "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
-        "[STABLE] Current working set of the node in bytes",
-        "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems",
-    ];
-    used(of_node, node_help, "", &summary.node.used);
-    let of_pod =
-        ["pod_cpu_usage_seconds_total", "pod_memory_working_set_bytes", "pod_swap_usage_bytes"];
-    let pod_help = [
-        "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
-        "[STABLE] Current working set of the pod in bytes",
-        "[ALPHA] Current amount of the pod swap usage in bytes. Reported only on non-windows \
-         systems",
-    ];
-    let of_container = [
-        "container_cpu_usage_seconds_total",
-        "container_memory_working_set_bytes",
-        "container_swap_usage_bytes",
-    ];
-    let container_help = [
-        "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
-        "[STABLE] Current working set of the container in bytes",
-        "[ALPHA] Current amount of the container swap usage in bytes. Reported only on \
-         non-windows systems",
-    ];
-    for pod in &summary.pods {
-        let PodRef { name, namespace, .. } = &pod.pod_ref;
-        for container in &pod.containers {
-            let labels =
-                format!("{{container={:?},namespace={namespace:?},pod={name:?}}}", container.name);
-            used(of_container, container_help, &labels, &container.used);
-        }
-        let labels = format!("{{namespace={namespace:?},pod={name:?}}}");
-        used(of_pod, pod_help, &labels, &pod.used);
-    }
-    let limit = "container_swap_limit_bytes";
-    let limit_help = "[ALPHA] Current amount of the container swap limit in bytes. Reported only on \
-                      non-windows systems";
-    let start = "container_start_time_seconds";
-    let help = "[STABLE] Start time of the container since unix epoch in seconds";
-    for pod in &summary.pods {
-        let PodRef { name, namespace, .. } = &pod.pod_ref;
-        for container in &pod.containers {
-            let labels =
-                format!("{{container={:?},namespace={namespace:?},pod={name:?}}}", container.name);
-            if container.started_micros > 0 {
-                add(start, help, "gauge", &labels, container.started_micros as f64 / 1e6, false);
-            }
-            let swap = container.used.swap.as_ref();
-            if let Some((swap, available)) =
-                swap.and_then(|swap| Some((swap, swap.swap_available_bytes?)))
-            {
-                let bytes = available.saturating_add(swap.swap_usage_bytes) as f64;
-                add(limit, limit_help, "gauge", &labels, bytes, true);
-            }
-        }
-    }
-    let mut text = String::new();
-    for (name, Family { help, kind, lines }) in families {
-        text.push_str(&format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}"));
-    }
-    text + &scrape_error(false)
-}
-
-/// The metric that says whether the usage is not known: alone, when it is not.
-pub fn scrape_error(is_error: bool) -> String {
-    let name = "resource_scrape_error";
-    let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";
-    format!("# HELP {name} {help}\n# TYPE {name} gauge\n{name} {}\n", u8::from(is_error))
 }
 
 #[cfg(test)]
