@@ -2,6 +2,7 @@
 //! `cmd/kubelet/app/options`.
 
 pub mod configuration;
+mod configuration_files;
 mod error;
 mod values;
 
@@ -380,7 +381,7 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
         return Ok(Command::Version(version.into()));
     }
     // The files come before the flags, which name them.
-    let read = configuration::read(&settings.files)?;
+    let read = configuration_files::read(&settings.files)?;
     settings.configuration = read.configuration;
     settings.ignored_fields = read.ignored;
     set_flags(&mut settings, &arguments).map_err(Error::Flag)?;

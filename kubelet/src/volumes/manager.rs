@@ -24,23 +24,20 @@ use kube_controller_manager::task::{self, StopToken, notify_all};
 use parking_lot::Mutex;
 
 use super::backoff::{Backoff, LONGEST};
-use super::claim::{self, Bound};
-use super::csi::{self, CsiVolume, Handle, Staged};
+use super::csi::{self, Handle, Staged};
 use super::in_use::VolumesInUse;
 use super::locks::{Held, Locks};
-use super::nfs::Export;
+use super::set_up::{Attempt, lock_name};
 use super::tear_down::Rest;
 use super::usage::Usages;
-use super::{Error, Folders, expand, fs_group, local, nfs, plain};
+use super::{Error, Folders, plain};
 use crate::causes::chain;
 use crate::concurrent::join_all;
 use crate::csi::{CsiDrivers, Drivers, NodeInfo, unique_name};
 use crate::events;
-use crate::metrics;
 use crate::node::own::OwnNode;
-use crate::objects::{Objects, Use};
+use crate::objects::Objects;
 use crate::pod::{Pod, PodExt, Uid};
-use crate::runtime::environment::DownwardInputs;
 
 /// After this time a pod has an event that names the volumes for which it waits.
 /// Upstream: `podAttachAndMountTimeout`.
@@ -113,7 +110,7 @@ pub(super) struct Inner {
 
 #[derive(Default)]
 pub(super) struct State {
-    pods: HashMap<Uid, PodVolumes>,
+    pub(super) pods: HashMap<Uid, PodVolumes>,
     /// The paths at which this process has staged volumes.
     pub(super) staged: HashSet<PathBuf>,
     /// Volumes that their drivers do not expand while they are in use, by device: not before the
@@ -124,20 +121,20 @@ pub(super) struct State {
 }
 
 #[derive(Default)]
-struct PodVolumes {
-    volumes: BTreeMap<String, VolumeState>,
+pub(super) struct PodVolumes {
+    pub(super) volumes: BTreeMap<String, VolumeState>,
     /// Since when volumes are missing, by the monotonic clock.
     since: Option<Duration>,
     /// Whether it waits for an attachment, or may do so at the end of an attempt that runs.
-    waits: bool,
+    pub(super) waits: bool,
 }
 
 #[derive(Default)]
-struct VolumeState {
-    mounted: Option<Mounted>,
-    backoff: Backoff,
+pub(super) struct VolumeState {
+    pub(super) mounted: Option<Mounted>,
+    pub(super) backoff: Backoff,
     /// A driver's volume, once it is known which one it is.
-    driven: Option<Handle>,
+    pub(super) driven: Option<Handle>,
 }
 
 impl State {
@@ -159,39 +156,15 @@ impl State {
         of_pods.collect()
     }
 
-    fn volume(&mut self, uid: &Uid, name: &str) -> &mut VolumeState {
+    pub(super) fn volume(&mut self, uid: &Uid, name: &str) -> &mut VolumeState {
         let pod = self.pods.entry(uid.clone()).or_default();
         pod.volumes.entry(name.to_owned()).or_default()
     }
 }
 
-/// The outcome of a volume at a sync.
-enum Attempt {
-    Done(Mounted),
-    Failed(Error),
-    /// What the volume stands for is not known.
-    Unprocessed(Error),
-    /// It has failed before, and is not due.
-    NotDue(Duration),
-    /// It is as it was set up before, and no change of it is attempted.
-    Kept,
-}
-
 impl PodVolumes {
     fn is_late(&self, now: Duration) -> bool {
         self.since.is_some_and(|since| now.saturating_sub(since) >= PATIENCE)
-    }
-}
-
-impl Attempt {
-    /// Whether the volume is there.
-    fn is_mounted(&self) -> bool {
-        matches!(self, Attempt::Done(_) | Attempt::Kept)
-    }
-
-    /// Whether the volume waits for others, such as its attachment.
-    fn is_wait(&self) -> bool {
-        matches!(self, Attempt::Failed(error) if error.is_wait())
     }
 }
 
@@ -280,14 +253,14 @@ impl VolumeManager {
             })
         });
         attempts.extend(join_all(others.collect()).await);
-        if let Some((waiting, error)) = inner.late(&pod.uid(), &attempts) {
-            for of in waiting {
-                if inner.exceeds_limit(&of).await {
+        if let Some((waiting, error)) = inner.find_late(&pod.uid(), &attempts) {
+            for handle in waiting {
+                if inner.exceeds_limit(&handle).await {
                     return Err(error);
                 }
             }
         }
-        Ok(inner.conclude(pod, attempts))
+        Ok(inner.record_attempts(pod, attempts))
     }
 
     /// Ends what the pod has of volumes, and removes its folder. Mounts that belong to no known
@@ -363,207 +336,10 @@ impl VolumeManager {
     }
 }
 
-fn lock_name(uid: &Uid, volume: &str) -> String {
-    format!("{uid}/{volume}")
-}
-
 impl Inner {
-    /// Sets up the volumes that need nothing but this machine and objects.
-    async fn set_up_plain(&self, pod: &Arc<Pod>) -> Result<Vec<(String, Attempt)>, Error> {
-        let (folders, of, own) = (self.folders.clone(), pod.clone(), self.own.clone());
-        let clock = self.clock.clone();
-        let objects = self.objects.read(pod, Use::Volumes).await;
-        let time = self.clock.now().to_jiff().strftime("%Y_%m_%d_%H_%M_%S").to_string();
-        let mounted: BTreeSet<String> = {
-            let state = self.state.lock();
-            let volumes = state.pods.get(&pod.uid()).map(|pod| &pod.volumes).into_iter().flatten();
-            let mounted = volumes.filter(|(_, volume)| volume.mounted.is_some());
-            mounted.map(|(name, _)| name.clone()).collect()
-        };
-        let held = self.locks.lock(&pod.uid()).await;
-        let set_up = task::blocking(move || {
-            let _held = held;
-            let inputs = DownwardInputs { node: &own, pod_ips: &[] };
-            plain::set_up(&folders, &of, &mounted, inputs, &objects, &time, &clock)
-        });
-        let outcomes = set_up.await.inspect_err(|error| {
-            events::warning(pod, None, "FailedMount", chain(error));
-        })?;
-        let attempt = |(name, outcome): plain::Outcome| match outcome {
-            Ok(mounted) => (name, Attempt::Done(mounted)),
-            Err(error) => (name, Attempt::Failed(error)),
-        };
-        Ok(outcomes.into_iter().map(attempt).collect())
-    }
-
-    /// Runs an operation on a volume of a plugin to its end, and counts it.
-    pub(super) async fn counted<T>(
-        &self,
-        plugin: &str,
-        operation: &'static str,
-        run: impl Future<Output = Result<T, Error>>,
-    ) -> Result<T, Error> {
-        let begin = self.clock.monotonic();
-        let outcome = run.await;
-        let took = self.clock.monotonic().saturating_sub(begin);
-        metrics::observe_storage(plugin, operation, outcome.is_ok(), took);
-        outcome
-    }
-
-    /// The time, as objects have it.
-    pub(super) fn now(&self) -> String {
-        self.clock.now().to_jiff().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
-    }
-
-    /// Sets up a volume of a claim or a driver.
-    async fn set_up_other(self: &Arc<Self>, pod: &Arc<Pod>, volume: &core::Volume) -> Attempt {
-        let (uid, name) = (pod.uid(), &volume.name);
-        let in_step = Error::in_step("MountVolume.SetUp failed", name);
-        let before = {
-            let mut state = self.state.lock();
-            let volume = state.volume(&uid, name);
-            let remaining = volume.backoff.remaining(self.clock.monotonic());
-            if !remaining.is_zero() {
-                return match volume.mounted {
-                    None => Attempt::NotDue(remaining),
-                    Some(_) => Attempt::Kept,
-                };
-            }
-            let mounted = volume.mounted.clone();
-            // What changes from now on is not missed.
-            state.pods.entry(uid.clone()).or_default().waits |= mounted.is_none();
-            mounted
-        };
-        if let Some(source) = &volume.nfs {
-            return match before {
-                Some(mounted) => Attempt::Done(mounted),
-                None => self.set_up_nfs(pod, name, Export::of_pod(source), None).await,
-            };
-        }
-        let Some(server) = &self.server else { return Attempt::Failed(in_step(Error::NoServer)) };
-        let (csi, bound) = match (&volume.csi, claim::claim_of(pod, volume)) {
-            (Some(source), _) => (CsiVolume::inline(pod, name, source), None),
-            (None, Some((claim, read_only))) => {
-                let bound = claim::bound(&server.client, pod, volume, &claim, read_only).await;
-                let bound = match (bound, &before) {
-                    (Ok(bound), _) => bound,
-                    // The pod keeps what it has.
-                    (Err(error), Some(_)) => {
-                        log::warn!("pod {}: volume {name}: {}", pod.display_name(), chain(&error));
-                        return Attempt::Kept;
-                    }
-                    (Err(error), None) => return Attempt::Unprocessed(error),
-                };
-                if before.is_none() && !bound.is_for(&self.own.get()) {
-                    let step = match bound.is_block() {
-                        true => "MapVolume.NodeAffinity check failed",
-                        false => "MountVolume.NodeAffinity check failed",
-                    };
-                    let in_step = Error::in_step(step, bound.name());
-                    return Attempt::Failed(in_step(Error::NodeAffinity));
-                }
-                match (bound.spec().csi, Export::of_claim(&bound)) {
-                    (Some(source), _) => (CsiVolume::persistent(&bound, &source), Some(bound)),
-                    (None, Some(export)) => {
-                        return match before {
-                            Some(mounted) => Attempt::Done(mounted),
-                            None => self.set_up_nfs(pod, name, export, Some(&bound)).await,
-                        };
-                    }
-                    (None, None) => {
-                        return self.set_up_local(pod, name, bound, before.is_none()).await;
-                    }
-                }
-            }
-            (None, None) => return Attempt::Failed(in_step(Error::UnsupportedKind)),
-        };
-        if let Some(mounted) = &before {
-            let republishes = server.csi_drivers.get(&csi.driver).is_ok_and(|d| d.republishes());
-            let is_refused = self.state.lock().not_expanded.contains(&csi.device());
-            let is_due = !is_refused && bound.as_ref().is_some_and(expand::is_due);
-            if !republishes && !is_due {
-                return Attempt::Done(mounted.clone());
-            }
-        }
-        let held = self.locks.lock(&lock_name(&uid, name)).await;
-        let device = csi.device();
-        self.state.lock().volume(&uid, name).driven = Some(csi.of());
-        let (inner, of, is_published) = (self.clone(), pod.clone(), before.is_some());
-        let attempt = task::spawn(async move {
-            let _held = held;
-            let _device = inner.locks.lock(&device).await;
-            inner.mount_csi(&of, &csi, bound.as_ref(), is_published).await
-        });
-        match attempt.await {
-            Ok(mounted) => Attempt::Done(mounted),
-            Err(error) => Attempt::Failed(error),
-        }
-    }
-
-    /// Sets up a folder or a device of this machine that a PersistentVolume names. `is_first`: it
-    /// was not set up before.
-    async fn set_up_local(
-        &self,
-        pod: &Arc<Pod>,
-        name: &str,
-        bound: Bound,
-        is_first: bool,
-    ) -> Attempt {
-        let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
-        // One pod at a time: the first one sets the owner.
-        let of_all = self.locks.lock(&format!("local/{}", bound.name())).await;
-        let (folders, pod) = (self.folders.clone(), pod.clone());
-        let spec = bound.spec();
-        let plugin = match (&spec.local, &spec.host_path) {
-            (Some(_), _) => plain::LOCAL_PLUGIN,
-            (None, Some(_)) => plain::HOST_PATH_PLUGIN,
-            (None, None) => plain::NO_PLUGIN,
-        };
-        let operation = if bound.is_block() { "map_volume" } else { "volume_mount" };
-        let set_up = task::blocking(move || {
-            let _held = (held, of_all);
-            set_up_local(&folders, &pod, &bound)
-        });
-        let set_up = match is_first {
-            true => self.counted(plugin, operation, set_up).await,
-            false => set_up.await,
-        };
-        match set_up {
-            Ok(mounted) => Attempt::Done(mounted),
-            Err(error) => Attempt::Failed(error),
-        }
-    }
-
-    /// Mounts the folder of a server.
-    async fn set_up_nfs(
-        &self,
-        pod: &Pod,
-        name: &str,
-        export: Export,
-        bound: Option<&Bound>,
-    ) -> Attempt {
-        let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
-        let persistent = bound.map(|bound| bound.name().to_owned());
-        let folder = persistent.as_deref().unwrap_or(name);
-        let in_step = Error::in_step("MountVolume.SetUp failed", folder);
-        let path = self.folders.volume(&pod.uid(), "nfs", folder);
-        let (read_only, target) = (export.read_only, path.clone());
-        let mounted = task::blocking(move || {
-            let _held = held;
-            export.mount(&target)
-        });
-        match self.counted(nfs::PLUGIN, "volume_mount", mounted).await {
-            Ok(()) => {
-                let group = bound.and_then(Bound::group);
-                Attempt::Done(Mounted { path, read_only, is_device: false, group, persistent })
-            }
-            Err(error) => Attempt::Failed(in_step(error)),
-        }
-    }
-
-    /// The volumes for whose attachment a pod has waited for long, and the error if one of them is
-    /// beyond what the node may have: the pod can run elsewhere. Upstream: `WaitForAttachAndMount`.
-    fn late(&self, uid: &Uid, attempts: &[(String, Attempt)]) -> Option<(Vec<Handle>, Error)> {
+    /// Finds the volumes for whose attachment a pod has waited for long, with the error if one of them
+    /// is beyond what the node may have: the pod can run elsewhere. Upstream: `WaitForAttachAndMount`.
+    fn find_late(&self, uid: &Uid, attempts: &[(String, Attempt)]) -> Option<(Vec<Handle>, Error)> {
         let (state, now) = (self.state.lock(), self.clock.monotonic());
         let pod = state.pods.get(uid).filter(|pod| pod.is_late(now))?;
         let waiting = attempts.iter().filter(|(_, attempt)| attempt.is_wait());
@@ -581,8 +357,13 @@ impl Inner {
         Some((waiting, error))
     }
 
-    /// Keeps the outcomes of a pod's volumes. Returns when to try again; `None`: all are there.
-    fn conclude(&self, pod: &Arc<Pod>, attempts: Vec<(String, Attempt)>) -> Option<Duration> {
+    /// Records the outcomes of attempts at a pod's volumes, with events for failures and for a wait that
+    /// is too long. Returns when to try again; `None`: all are there.
+    fn record_attempts(
+        &self,
+        pod: &Arc<Pod>,
+        attempts: Vec<(String, Attempt)>,
+    ) -> Option<Duration> {
         let now = self.clock.monotonic();
         let mut state = self.state.lock();
         let of_pod = state.pods.entry(pod.uid()).or_default();
@@ -783,42 +564,6 @@ impl Inner {
     }
 }
 
-/// Makes a folder or a device of this machine usable for a pod. Blocks.
-fn set_up_local(folders: &Folders, pod: &Pod, bound: &Bound) -> Result<Mounted, Error> {
-    let (spec, name, uid) = (bound.spec(), bound.name(), pod.uid());
-    let set_up =
-        if bound.is_block() { "MapVolume.SetUpDevice failed" } else { "MountVolume.SetUp failed" };
-    let in_step = Error::in_step(set_up, name);
-    let mounted = |path| {
-        let (read_only, group) = (bound.read_only, bound.group());
-        let persistent = Some(name.to_owned());
-        Mounted { path, read_only, is_device: bound.is_block(), group, persistent }
-    };
-    match (&spec.local, &spec.host_path) {
-        (Some(source), _) if bound.is_block() => {
-            let device = local::device(&source.path).map_err(&in_step)?;
-            let link = folders.device_link(&uid, plain::LOCAL, name);
-            csi::make_link(&device, &link).map_err(|error| in_step(Error::at(&link)(error)))?;
-            Ok(mounted(link))
-        }
-        (Some(source), _) => {
-            let target = folders.volume(&uid, "local-volume", name);
-            let security = pod.spec().security_context.as_ref();
-            let policy = security.and_then(|s| s.fs_group_change_policy.as_deref());
-            let group = fs_group(pod).map(|group| (group, policy == Some("OnRootMismatch")));
-            let pods = folders.pods();
-            local::mount(&spec, &source.path, &target, bound.read_only, group, &pods)
-                .map_err(in_step)?;
-            Ok(mounted(target))
-        }
-        (None, Some(source)) if !bound.is_block() => {
-            plain::check_host_path(source).map_err(in_step)?;
-            Ok(mounted(PathBuf::from(&source.path)))
-        }
-        _ => Err(in_step(Error::UnsupportedKind)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
@@ -857,20 +602,20 @@ mod tests {
     fn a_change_of_a_mounted_volume_that_fails_is_attempted_less_and_less() {
         let (manager, pod) = (manager(), pod());
         let volume = pod.spec().volumes.iter().flatten().next().expect("a volume").clone();
-        let conclude = |attempt| manager.0.conclude(&pod, vec![("v".to_owned(), attempt)]);
+        let record = |attempt| manager.0.record_attempts(&pod, vec![("v".to_owned(), attempt)]);
         let attempt = || block_on(manager.0.set_up_other(&pod, &volume));
-        assert_eq!(conclude(Attempt::Done(mounted())), None);
+        assert_eq!(record(Attempt::Done(mounted())), None);
         assert!(matches!(attempt(), Attempt::Failed(_)), "it is due");
         for _ in 0..10 {
-            assert_eq!(conclude(Attempt::Failed(Error::NoServer)), None, "the pod keeps it");
+            assert_eq!(record(Attempt::Failed(Error::NoServer)), None, "the pod keeps it");
         }
         assert!(matches!(attempt(), Attempt::Kept));
-        assert_eq!(conclude(Attempt::Kept), None);
+        assert_eq!(record(Attempt::Kept), None);
         assert!(matches!(attempt(), Attempt::Kept), "the delay stays");
         // Also what would be waited for before the volume is mounted.
-        assert_eq!(conclude(Attempt::Failed(Error::NotInUse)), None);
+        assert_eq!(record(Attempt::Failed(Error::NotInUse)), None);
         assert_eq!(manager.mounted(&pod.uid())["v"], mounted());
-        assert_eq!(conclude(Attempt::Done(mounted())), None);
+        assert_eq!(record(Attempt::Done(mounted())), None);
         assert!(matches!(attempt(), Attempt::Failed(_)), "a success ends the delay");
     }
 
@@ -891,7 +636,7 @@ mod tests {
             inner.in_use.mark_reported(&["a".to_owned()]);
             assert!(poll_once(&mut wake).await.is_none());
             assert_eq!(due.try_recv(), Ok(pod.uid()));
-            inner.conclude(&pod, vec![("v".to_owned(), Attempt::Done(mounted()))]);
+            inner.record_attempts(&pod, vec![("v".to_owned(), Attempt::Done(mounted()))]);
             inner.in_use.mark_reported(&[]);
             assert!(poll_once(&mut wake).await.is_none());
             assert!(due.try_recv().is_err(), "it does not wait any more");
@@ -910,12 +655,12 @@ mod tests {
         };
         let of = Handle { driver: "d".to_owned(), handle: "h".to_owned() };
         inner.state.lock().volume(&pod.uid(), "v").driven = Some(of.clone());
-        assert!(inner.late(&pod.uid(), &attempts()).is_none(), "it has just begun");
-        assert!(inner.conclude(&pod, attempts()).is_some());
+        assert!(inner.find_late(&pod.uid(), &attempts()).is_none(), "it has just begun");
+        assert!(inner.record_attempts(&pod, attempts()).is_some());
         clock.advance(PATIENCE - Duration::from_secs(1));
-        assert!(inner.late(&pod.uid(), &attempts()).is_none());
+        assert!(inner.find_late(&pod.uid(), &attempts()).is_none());
         clock.advance(Duration::from_secs(1));
-        let (waiting, error) = inner.late(&pod.uid(), &attempts()).expect("it is late");
+        let (waiting, error) = inner.find_late(&pod.uid(), &attempts()).expect("it is late");
         assert_eq!(waiting, [of]);
         let expected = "Node has reached its volume attachment limit, rejecting pod. unmounted \
                         volumes=[v], unattached volumes=[v], failed to process volumes=[]: context \

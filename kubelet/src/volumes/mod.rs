@@ -27,6 +27,7 @@ mod ownership;
 mod payload;
 mod plain;
 mod selinux;
+mod set_up;
 mod shared;
 mod subpath;
 mod tear_down;
