@@ -18,7 +18,7 @@ impl<T: Object> AnyObject for T {
     }
 }
 
-/// The object with the type into which it was decoded.
+/// Returns the object with the type into which it was decoded.
 ///
 /// # Panics
 /// When it has another type: all objects of an informer have one type.

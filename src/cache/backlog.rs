@@ -45,10 +45,11 @@ impl<T, R> Backlog<T, R> {
     pub fn close(&self) {
         let mut state = self.state.lock();
         state.is_closed = true;
-        let dropped = (std::mem::take(&mut state.waiting), state.reader.take());
+        let items_and_reader = (std::mem::take(&mut state.waiting), state.reader.take());
         let watcher = state.watcher.take();
+        // The items and the reader are dropped without the lock.
         drop(state);
-        drop(dropped);
+        drop(items_and_reader);
         watcher.into_iter().for_each(Waker::wake);
     }
 
@@ -59,8 +60,8 @@ impl<T, R> Backlog<T, R> {
         if state.waiting.is_empty() { None } else { state.reader.take() }
     }
 
-    /// Returns the next item, in order, with its reader. `None`: the queue is empty and keeps the
-    /// reader, or it is closed.
+    /// Returns the next item, in order, with its reader. Returns `None` if the queue is empty,
+    /// which then keeps the reader, or is closed, which drops it.
     pub fn next(&self, reader: R) -> Option<(T, R)> {
         let mut state = self.state.lock();
         if state.is_closed {
@@ -70,6 +71,7 @@ impl<T, R> Backlog<T, R> {
         }
         let next = state.waiting.pop_front();
         if state.waiting.is_empty() {
+            // Frees the buffer.
             state.waiting = VecDeque::new();
         }
         match next {
@@ -81,7 +83,7 @@ impl<T, R> Backlog<T, R> {
         }
     }
 
-    /// Resolves once closed. Only the reader may call it.
+    /// Resolves once the backlog is closed. Only the reader may call it: one waker is kept.
     pub async fn closed(&self) {
         poll_fn(|context| {
             let mut state = self.state.lock();

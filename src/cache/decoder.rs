@@ -28,8 +28,8 @@ pub(super) struct Undecoded {
 pub(super) type Received = Result<Arc<dyn AnyObject>, Undecoded>;
 
 impl Decoder {
-    /// The decoder of objects of type `T`. They are requested in protobuf where `T` has a table of
-    /// its fields, and decoded from either form.
+    /// Returns the decoder of objects of type `T`. They are requested in protobuf where `T` has a
+    /// table of its fields, and decoded from either form.
     pub fn for_type<T: Object>() -> Decoder {
         let preferred = if T::MESSAGE.is_some() { Form::Protobuf } else { Form::Json };
         let decode = |object: &Encoded| -> Decoded { Ok(Arc::new(object.decode::<T>()?)) };

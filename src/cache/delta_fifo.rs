@@ -22,7 +22,8 @@ pub enum Delta {
     Updated(Arc<dyn AnyObject>),
     /// A list contains it: new, changed or unchanged.
     Replaced(Arc<dyn AnyObject>),
-    /// A list contains it, after which no known state counts, even with an equal version.
+    /// A list contains it, and the server's versions may have gone back: it replaces the known
+    /// state, even one with an equal version.
     Restored(Arc<dyn AnyObject>),
     /// A watch has sent its deletion, or a list does not contain it.
     Deleted(Deleted<dyn AnyObject>),
@@ -31,8 +32,7 @@ pub enum Delta {
 }
 
 impl Delta {
-    /// Returns upstream's name of the delta.
-    /// Upstream's name of the delta.
+    /// Returns upstream's name of the delta, for the trace.
     fn name(&self) -> &'static str {
         match self {
             Delta::Added(_) => "Added",
@@ -69,7 +69,7 @@ impl Deltas {
         self.rest.back().unwrap_or(&self.first)
     }
 
-    /// Two deletions in a row become one: the one with the final state stays.
+    /// Appends a delta. Of two deletions in a row one stays: the one with the final state.
     fn push(&mut self, delta: Delta) {
         let newest = self.rest.back_mut().unwrap_or(&mut self.first);
         match (&*newest, &delta) {
@@ -134,18 +134,20 @@ struct State {
     queue: VecDeque<ObjectKey>,
     /// How many keys were popped, including their last delta, since the start.
     popped: u64,
-    /// `version` is seen when `popped` reaches `at`. `at` rises.
-    marks: VecDeque<Mark>,
+    /// Versions that are not seen yet, in the order of `at_popped`.
+    pending_versions: VecDeque<PendingVersion>,
     /// A list is under way.
     replacing: Option<Replacing>,
+    /// Whether the first list is written to its end, or a change came that belongs to no list.
     populated: bool,
     /// Keys of the first list that still wait.
     initial: usize,
     closed: bool,
 }
 
-struct Mark {
-    at: u64,
+/// A version that the cache has seen once `popped` reaches `at_popped`.
+struct PendingVersion {
+    at_popped: u64,
     version: u64,
     /// The server's versions have gone back with it.
     back: bool,
@@ -211,10 +213,10 @@ impl DeltaFifo {
         self.changed.listen()
     }
 
-    /// Takes the oldest delta of the oldest key, if there is one, and passes it to `process`,
-    /// together with whether the first list is not yet processed to its end. When `process` panics,
-    /// the delta is lost: call [`abandon`](Self::abandon).
-    /// Upstream: `Pop`, which passes all deltas of the key.
+    /// Takes the oldest delta of the oldest key, if there is one, and passes it to `process`, with
+    /// `true` while the first list is not yet processed to its end. When `process` panics, the
+    /// delta is lost: call [`abandon`](Self::abandon). Upstream: `Pop`, which passes all deltas of
+    /// the key.
     pub fn try_pop(&self, process: impl FnOnce(Delta, bool)) -> Popped {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -233,11 +235,11 @@ impl DeltaFifo {
         state.popped += 1;
         state.initial = state.initial.saturating_sub(1);
         self.check_synced(state);
-        while state.marks.front().is_some_and(|mark| mark.at <= state.popped) {
-            if let Some(mark) = state.marks.pop_front() {
-                match mark.back {
-                    true => self.indexer.reset_seen_version(mark.version),
-                    false => self.indexer.set_seen_version(mark.version),
+        while state.pending_versions.front().is_some_and(|next| next.at_popped <= state.popped) {
+            if let Some(PendingVersion { version, back, .. }) = state.pending_versions.pop_front() {
+                match back {
+                    true => self.indexer.reset_seen_version(version),
+                    false => self.indexer.set_seen_version(version),
                 }
             }
         }
@@ -245,7 +247,7 @@ impl DeltaFifo {
             // Memory is freed after a storm.
             state.queue = VecDeque::new();
             state.items = HashMap::new();
-            state.marks = VecDeque::new();
+            state.pending_versions = VecDeque::new();
         }
         Popped::Processed
     }
@@ -255,6 +257,7 @@ impl DeltaFifo {
     pub fn abandon(&self) {
         let mut state = self.lock();
         let kept = State { popped: state.popped, closed: state.closed, ..State::default() };
+        // Before the queue has synced, the next list counts as the first.
         let populated = self.has_synced();
         *state = State { populated, ..kept };
     }
@@ -270,7 +273,7 @@ impl DeltaFifo {
         });
     }
 
-    /// The queue has synced when all deltas of the first list were taken.
+    /// Records that the queue has synced, if all deltas of the first list were taken.
     fn check_synced(&self, state: &State) {
         if state.populated && state.initial == 0 && !self.has_synced() {
             self.synced.store(true, Ordering::Release);
@@ -295,34 +298,41 @@ impl DeltaFifo {
 
     /// Passes `version` to [`AnyIndexer::set_seen_version`] once all keys that wait now are
     /// processed.
-    fn mark(&self, state: &mut State, version: u64) {
-        let at = state.popped + state.queue.len() as u64;
-        match state.marks.back_mut() {
-            Some(mark) if mark.at == at => mark.version = mark.version.max(version),
-            _ if at == state.popped => self.indexer.set_seen_version(version),
-            _ => state.marks.push_back(Mark { at, version, back: false }),
-        }
-    }
-
-    /// Marks `version`, with which the server's versions go back: those that wait are of the lost
-    /// history. Otherwise as [`mark`](DeltaFifo::mark).
-    fn mark_back(&self, state: &mut State, version: u64) {
-        state.marks.clear();
-        match state.queue.is_empty() {
-            true => self.indexer.reset_seen_version(version),
-            false => {
-                let at = state.popped + state.queue.len() as u64;
-                state.marks.push_back(Mark { at, version, back: true });
+    fn schedule_version(&self, state: &mut State, version: u64) {
+        let at_popped = state.popped + state.queue.len() as u64;
+        match state.pending_versions.back_mut() {
+            Some(last) if last.at_popped == at_popped => {
+                last.version = last.version.max(version);
+            }
+            _ if at_popped == state.popped => self.indexer.set_seen_version(version),
+            _ => {
+                let pending = PendingVersion { at_popped, version, back: false };
+                state.pending_versions.push_back(pending);
             }
         }
     }
 
-    /// The newest known state of an object.
+    /// Passes `version` to [`AnyIndexer::reset_seen_version`] once all keys that wait now are
+    /// processed. Drops the versions that wait: they are from before the server's versions went
+    /// back.
+    fn schedule_reset(&self, state: &mut State, version: u64) {
+        state.pending_versions.clear();
+        match state.queue.is_empty() {
+            true => self.indexer.reset_seen_version(version),
+            false => {
+                let at_popped = state.popped + state.queue.len() as u64;
+                let pending = PendingVersion { at_popped, version, back: true };
+                state.pending_versions.push_back(pending);
+            }
+        }
+    }
+
+    /// Returns the newest known state of an object.
     pub fn known(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         self.newest(&self.lock(), key)
     }
 
-    /// The newest state of an object: in the queue, else in the cache.
+    /// Returns the newest state of an object: from the queue, else from the cache.
     fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         match state.items.get(key) {
             Some(deltas) => Some(deltas.newest().object().clone()),
@@ -330,13 +340,16 @@ impl DeltaFifo {
         }
     }
 
+    /// Records a change from a watch with the whole object, as the variant `delta`.
     fn change(&self, object: Arc<dyn AnyObject>, delta: fn(Arc<dyn AnyObject>) -> Delta) {
         let (key, version) = (object.meta().key(), object.meta().resource_version);
         self.record(key, version, |_| Some(delta(object)));
     }
 
-    /// Records a change from a watch. While a list is under way it can only be a deletion, and
-    /// counts as part of the list. `delta` gets the newest state.
+    /// Records a change from a watch, unless it is older than the known state or deletes an unknown
+    /// object. While a list is under way the change can only be a deletion, and counts as part of
+    /// the list. `delta` gets the newest known state; when it returns `None`, there is no change to
+    /// queue.
     fn record(
         &self,
         key: ObjectKey,
@@ -370,7 +383,7 @@ impl DeltaFifo {
             }
         }
         if !in_list {
-            self.mark(&mut state, version);
+            self.schedule_version(&mut state, version);
         }
     }
 
@@ -406,7 +419,7 @@ impl DeltaFifo {
     }
 
     /// Writes an item of the list. Returns whether it is older than the known state of the object,
-    /// as no later list is of a server that has kept all versions.
+    /// which proves that the server has lost versions.
     pub fn replace_item(&self, object: Arc<dyn AnyObject>) -> bool {
         let key = object.meta().key();
         let mut state = self.lock();
@@ -475,8 +488,8 @@ impl DeltaFifo {
         }
         self.check_synced(&state);
         match back {
-            true => self.mark_back(&mut state, version),
-            false => self.mark(&mut state, version),
+            true => self.schedule_reset(&mut state, version),
+            false => self.schedule_version(&mut state, version),
         }
         self.changed.notify(usize::MAX);
     }
@@ -484,7 +497,7 @@ impl DeltaFifo {
     /// Records that all changes up to `version` have been written.
     pub fn bookmark(&self, version: u64) {
         let mut state = self.lock();
-        self.mark(&mut state, version);
+        self.schedule_version(&mut state, version);
     }
 }
 

@@ -53,7 +53,8 @@ impl SharedInformerFactory {
         SharedInformerFactory::with_resync(source, clock, Duration::ZERO)
     }
 
-    /// A factory whose informers have this [`SharedIndexInformer::default_resync`]; zero: none.
+    /// Makes a factory whose informers have this [`SharedIndexInformer::default_resync`]; zero:
+    /// none.
     pub fn with_resync(
         source: Arc<dyn Source>,
         clock: SharedClock,
@@ -89,18 +90,18 @@ impl SharedInformerFactory {
         self.inner.entries.lock()
     }
 
-    /// The informer of every `T` in the cluster.
+    /// Returns the informer of every `T` in the cluster.
     pub fn informer<T: Object + Resource>(&self) -> SharedIndexInformer<T> {
         self.informer_for(Scope::all(T::RESOURCE))
     }
 
-    /// The informer of a narrower scope of `T`.
+    /// Returns the informer of a narrower scope of `T`.
     pub fn informer_for<T: Object>(&self, scope: Scope) -> SharedIndexInformer<T> {
         self.entry(scope, 0)
     }
 
-    /// Returns the informer of `scope`, which is made for the first user. `users`: how many more
-    /// use it.
+    /// Returns the informer of `scope`, and makes it for the first user. `users`: how many more use
+    /// it.
     fn entry<T: Object>(&self, scope: Scope, users: usize) -> SharedIndexInformer<T> {
         let mut entries = self.entries();
         for entry in entries.iter_mut().filter(|entry| *entry.informer.scope() == scope) {
@@ -125,8 +126,9 @@ impl SharedInformerFactory {
         informer
     }
 
-    /// An informer of the metadata of all objects of `resource`: its full informer when there is
-    /// one, so that one watch serves both kinds of readers; else one of `PartialObjectMetadata`.
+    /// Returns an informer of the metadata of all objects of `resource`: its full informer when
+    /// there is one, so that one watch serves both kinds of readers; else one of
+    /// `PartialObjectMetadata`.
     pub fn metadata(&self, resource: &ResourceType) -> MetadataInformer {
         let full = self.entries().iter().find_map(|entry| {
             let scope = entry.informer.scope();
@@ -136,7 +138,8 @@ impl SharedInformerFactory {
         full.unwrap_or_else(|| self.metadata_informer(resource).by_metadata())
     }
 
-    /// Like [`Self::metadata`], but always an informer of `PartialObjectMetadata`, with its lister.
+    /// Returns an informer of `PartialObjectMetadata` with its lister, also where
+    /// [`Self::metadata`] would return the full informer.
     pub fn metadata_informer(
         &self,
         resource: &ResourceType,
@@ -166,9 +169,9 @@ impl SharedInformerFactory {
     /// after more were added.
     pub fn start(&self, stop: &StopToken) {
         for entry in self.entries().iter_mut().filter(|entry| entry.running.is_none()) {
-            let own = stop.child();
-            self.inner.tasks.spawn(entry.informer.clone().run(own.clone()));
-            entry.running = Some(own);
+            let informer_stop = stop.child();
+            self.inner.tasks.spawn(entry.informer.clone().run(informer_stop.clone()));
+            entry.running = Some(informer_stop);
         }
     }
 
@@ -189,7 +192,8 @@ impl SharedInformerFactory {
         self.entries().iter().map(|entry| entry.informer.clone()).collect()
     }
 
-    /// Every informer as debug pages show it. Walks all caches: the cost grows with the objects.
+    /// Returns the state of every informer for debug pages. Walks all caches: the cost grows with
+    /// the objects.
     pub fn status(&self) -> Vec<InformerStatus> {
         self.informers().iter().map(|informer| informer.status()).collect()
     }

@@ -71,7 +71,7 @@ impl VersionLosses {
         self.inner.changed.notify(usize::MAX);
     }
 
-    /// A cache that is not listed yet.
+    /// Registers a cache that is not listed yet; dropping the observer removes it.
     pub fn follow(&self) -> LossObserver {
         let listed = Arc::new(AtomicU64::new(UNLISTED));
         self.inner.state.lock().followers.push(listed.clone());
@@ -83,20 +83,20 @@ impl VersionLosses {
         self.inner.settled.load(Ordering::Acquire) == self.losses()
     }
 
-    /// Resolves when all caches have been listed since the last loss, at once without one. A cache
-    /// that cannot be listed is waited for no longer than half a minute. May be dropped at any
-    /// time.
+    /// Waits until all caches have been listed since the last loss; returns at once if there was
+    /// none. A cache that cannot be listed is waited for no longer than half a minute. May be
+    /// dropped at any time.
     pub async fn settled(&self, clock: &SharedClock) {
         while !self.is_settled() {
             let changed = self.inner.changed.listen();
-            let Some(wait) = self.check(clock.monotonic()) else { return };
+            let Some(wait) = self.wait_or_settle(clock.monotonic()) else { return };
             changed.or(clock.sleep(wait)).await;
         }
     }
 
     /// Returns the longest time left to wait for caches that have not been listed. Otherwise
     /// records that all losses are settled, and returns `None`.
-    fn check(&self, now: Duration) -> Option<Duration> {
+    fn wait_or_settle(&self, now: Duration) -> Option<Duration> {
         let state = self.inner.state.lock();
         let losses = self.losses();
         let is_unlisted = |listed: &Arc<AtomicU64>| listed.load(Ordering::Acquire) < losses;
@@ -132,7 +132,8 @@ impl LossObserver {
         self.history.record_loss(self.listed.load(Ordering::Acquire), now);
     }
 
-    /// Resolves when [`is_behind`](LossObserver::is_behind), at once if it is so.
+    /// Returns a future that resolves when [`is_behind`](LossObserver::is_behind) is true, at once
+    /// if it is so now.
     pub fn loss(&self) -> impl Future<Output = ()> + use<> {
         let (history, listed) = (self.history.clone(), self.listed.clone());
         async move {

@@ -25,6 +25,7 @@ pub type IndexFn<T> = fn(&T, &mut dyn FnMut(IndexValue));
 pub struct Index<T> {
     name: &'static str,
     of: IndexFn<T>,
+    /// Where the index is declared: its identity.
     declared: &'static Location<'static>,
 }
 
@@ -36,6 +37,7 @@ impl<T> Index<T> {
         Index { name, of, declared: Location::caller() }
     }
 
+    /// Returns whether `table` holds the content of this index: both have the same declaration.
     fn is_in(&self, table: &Table) -> bool {
         let (own, other) = (self.declared, table.declared);
         // The line first: it nearly always decides.
@@ -199,7 +201,7 @@ impl Bucket {
         }
     }
 
-    /// The bytes beside the bucket itself.
+    /// Returns the memory, in bytes, that the bucket has allocated.
     fn bytes_held(&self) -> usize {
         match self {
             Bucket::One(_) => 0,
@@ -208,6 +210,7 @@ impl Bucket {
         }
     }
 
+    /// Replaces each slot by its new number. `moved`: the new slot of each old one.
     fn renumber(&mut self, moved: &[Slot]) {
         match self {
             Bucket::One(slot) => *slot = moved[*slot as usize],
@@ -222,7 +225,8 @@ impl Bucket {
 /// The values of an object: the index's number, and a value under which it has the object.
 type Values = SmallVec<[(usize, IndexValue); 4]>;
 
-/// The values, in the order of the functions; a value that a function repeats is repeated.
+/// Returns the values under which the indices have `object`, in the order of the functions; a value
+/// that a function repeats is repeated.
 fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
     let mut values = Values::new();
     for (number, function) in functions.iter().enumerate() {
@@ -232,20 +236,20 @@ fn values<T>(functions: &[IndexFn<T>], object: &T) -> Values {
 }
 
 impl Tables {
-    /// Moves a slot from the values of its old object to those of its new one. There may be many:
-    /// users choose their number.
+    /// Moves a slot from the values of its old object to those of its new one. There may be many
+    /// values, as users choose their number: they are compared by [`Lookup`]s.
     fn reindex(&mut self, slot: Slot, before: &Values, after: Values) {
         if *before == after {
             return;
         }
-        let kept = Lookup::new(&after, |value| value);
-        for value in before.iter().filter(|value| !kept.contains(value)) {
+        let new_values = Lookup::new(&after, |value| value);
+        for value in before.iter().filter(|value| !new_values.contains(value)) {
             self.indices[value.0].remove(slot, &value.1);
         }
-        drop(kept);
-        let known = Lookup::new(before, |value| value);
+        drop(new_values);
+        let old_values = Lookup::new(before, |value| value);
         for value in after {
-            if !known.contains(&value) {
+            if !old_values.contains(&value) {
                 self.add(slot, value);
             }
         }
@@ -262,7 +266,7 @@ impl Tables {
         }
     }
 
-    /// The slots in the bucket of `value` of the index `number`.
+    /// Returns the slots in the bucket of `value` of the index `number`.
     fn by_value(&self, number: usize, value: &IndexValue) -> Vec<Slot> {
         match self.indices[number].buckets.get(value) {
             None => Vec::new(),
@@ -272,6 +276,7 @@ impl Tables {
         }
     }
 
+    /// Estimates the tables' memory in bytes, from their capacities.
     fn bytes_held(&self) -> usize {
         let indices = self.indices.iter().map(|index| {
             let many = index.buckets.values().map(Bucket::bytes_held).sum::<usize>();
@@ -281,6 +286,7 @@ impl Tables {
         self.keys.capacity() * (size_of::<Slot>() + 1) + indices.sum::<usize>()
     }
 
+    /// Replaces each slot in all tables by its new number. `moved`: the new slot of each old one.
     fn renumber(&mut self, moved: &[Slot]) {
         self.keys.renumber(moved);
         for bucket in self.indices.iter_mut().flat_map(|index| index.buckets.values_mut()) {
@@ -290,6 +296,8 @@ impl Tables {
 }
 
 impl Table {
+    /// Removes a slot from the bucket of `value`, and frees memory: an empty bucket, and most of a
+    /// table that has shrunk.
     fn remove(&mut self, slot: Slot, value: &IndexValue) {
         if self.buckets.get_mut(value).is_some_and(|bucket| bucket.remove(slot)) {
             self.buckets.remove(value);
@@ -377,14 +385,14 @@ impl<T: Object> Indexer<T> {
         old
     }
 
-    /// The object with this namespace and name. Upstream: `GetByKey`.
+    /// Returns the object with this namespace and name. Upstream: `GetByKey`.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         let state = self.state.read();
         let slot = state.tables.keys.find(&state.slots, key)?;
         Some(state.slots.get(slot).clone())
     }
 
-    /// All objects, in no order.
+    /// Returns all objects, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
         let state = self.state.read();
         let mut all = Vec::with_capacity(state.tables.keys.len());
@@ -392,7 +400,8 @@ impl<T: Object> Indexer<T> {
         all
     }
 
-    /// The objects of one namespace, in no order. Upstream: the index `cache.NamespaceIndex`.
+    /// Returns the objects of one namespace, in no order. Upstream: the index
+    /// `cache.NamespaceIndex`.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
         let state = self.state.read();
         state.slots.gather(&state.tables.keys.in_namespace(namespace))
@@ -403,7 +412,7 @@ impl<T: Object> Indexer<T> {
         self.state.read().tables.keys.count_in(namespace)
     }
 
-    /// The objects that `index` has under `value`, in no order. Upstream: `ByIndex`.
+    /// Returns the objects that `index` has under `value`, in no order. Upstream: `ByIndex`.
     ///
     /// # Panics
     /// When the index was not added: a mistake in the program.
@@ -482,8 +491,8 @@ impl<T: Object> AnyIndexer for Indexer<T> {
 
     fn bytes_held(&self) -> usize {
         let state = self.state.read();
-        let of = |object: &Arc<T>| 2 * ALLOCATED + size_of::<T>() + object.meta().name.len();
-        let objects: usize = state.slots.iter().map(|(_, object)| of(object)).sum();
+        let bytes_of = |object: &Arc<T>| 2 * ALLOCATED + size_of::<T>() + object.meta().name.len();
+        let objects: usize = state.slots.iter().map(|(_, object)| bytes_of(object)).sum();
         objects + state.slots.capacity() * size_of::<Option<Arc<T>>>() + state.tables.bytes_held()
     }
 

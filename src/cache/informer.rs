@@ -130,12 +130,14 @@ impl Informer {
         }
     }
 
-    /// The first period stays. Upstream: `defaultEventHandlerResyncPeriod`.
+    /// Sets the resync period of handlers without one of their own; a later call changes nothing.
+    /// Upstream: `defaultEventHandlerResyncPeriod`.
     pub fn set_default_resync(&self, period: Duration) {
         self.default_resync.get_or_init(|| period);
     }
 
-    /// The first period stays. Upstream: `ReflectorOptions.MinWatchTimeout`.
+    /// Sets the least time after which the server ends a watch; a later call changes nothing.
+    /// Upstream: `ReflectorOptions.MinWatchTimeout`.
     pub fn set_min_watch_timeout(&self, period: Duration) {
         self.min_watch_timeout.get_or_init(|| period);
     }
@@ -167,7 +169,8 @@ impl Informer {
         self.synced.opened().await;
     }
 
-    /// Lists and watches until `stop`; then waits for the handlers.
+    /// Lists, watches and calls the handlers until `stop`; then waits until each handler has
+    /// returned from its last call. Runs once.
     pub async fn run(self: Arc<Self>, stop: StopToken) {
         if !self.processor.start() {
             log::warn!("{}: the informer was started before", self.name);
@@ -257,7 +260,8 @@ impl Informer {
         }
     }
 
-    /// Waits for the next resync, if a handler has one. Queues all objects when it is due.
+    /// Returns a sleep until the next resync is due; `None` if no handler has one. Queues all
+    /// objects when one is due now. `timer` keeps the sleep, with its time, between two calls.
     fn next_resync<'a>(&self, timer: &'a mut Option<(Duration, Sleep)>) -> Option<&'a mut Sleep> {
         let now = self.clock.monotonic();
         let mut due = self.processor.next_resync()?;
@@ -286,13 +290,14 @@ impl Informer {
             Delta::Deleted(deleted) => {
                 self.indexer.remove(&deleted.object().meta().key());
                 trace::cached(deleted.object().meta(), "removed", || self.indexer.len());
-                listeners.distribute(Event::Delete(deleted), false);
+                listeners.distribute(Event::Delete(deleted));
             }
         }
     }
 
-    /// Stores `object` in the cache and passes an addition or an update to the handlers. `is_same`:
-    /// whether the known state, in front, stays.
+    /// Stores `object` in the cache and passes an addition or an update to the handlers. `is_same`
+    /// gets the cached and the new metadata: if it returns `true`, the cached object stays, and
+    /// only handlers in a resync get it.
     fn store(
         &self,
         listeners: &mut Listeners,
@@ -300,25 +305,25 @@ impl Informer {
         initial: bool,
         is_same: fn(&Meta, &Meta) -> bool,
     ) {
-        let traced = |object: &Arc<dyn AnyObject>, change| {
+        let trace_change = |object: &Arc<dyn AnyObject>, change| {
             trace::cached(object.meta(), change, || self.indexer.len());
         };
         match self.indexer.get(&object.meta().key()) {
             Some(old) if is_same(old.meta(), object.meta()) => {
                 // Nothing changed: the cached object, which all readers share, stays.
                 let new = old.clone();
-                traced(&new, "unchanged");
-                listeners.distribute(Event::Update { old, new }, true);
+                trace_change(&new, "unchanged");
+                listeners.distribute_resync(Event::Update { old, new });
             }
             Some(old) => {
                 self.indexer.insert(object.clone());
-                traced(&object, "updated");
-                listeners.distribute(Event::Update { old, new: object }, false);
+                trace_change(&object, "updated");
+                listeners.distribute(Event::Update { old, new: object });
             }
             None => {
                 self.indexer.insert(object.clone());
-                traced(&object, "added");
-                listeners.distribute(Event::Add { object, initial }, false);
+                trace_change(&object, "added");
+                listeners.distribute(Event::Add { object, initial });
             }
         }
     }
@@ -352,7 +357,7 @@ impl Measured for Informer {
     }
 }
 
-/// Whether both are the same object at the same version.
+/// Returns whether both are the same object at the same version.
 fn is_same(old: &Meta, new: &Meta) -> bool {
     old.resource_version == new.resource_version && old.resource_version != 0 && old.uid == new.uid
 }

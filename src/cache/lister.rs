@@ -32,8 +32,8 @@ impl<T: Object> Lister<T> {
         Arc::ptr_eq(&self.indexer, &other.indexer)
     }
 
-    /// The object with this namespace and name; `None` when it is not cached, which does not prove
-    /// that the server does not have it.
+    /// Returns the object with this namespace and name; `None` when it is not cached, which does
+    /// not prove that the server does not have it.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         let found = self.indexer.get(key);
         let meta = found.as_deref().map(Object::meta);
@@ -41,8 +41,8 @@ impl<T: Object> Lister<T> {
         found
     }
 
-    /// Traces a read of several objects.
-    fn traced(&self, found: Vec<Arc<T>>) -> Vec<Arc<T>> {
+    /// Traces a read of several objects, and returns them.
+    fn trace_list(&self, found: Vec<Arc<T>>) -> Vec<Arc<T>> {
         let count = format_args!("objects={}", found.len());
         trace::read(type_name::<T>(), &count, None, || self.last_seen_version());
         found
@@ -50,12 +50,12 @@ impl<T: Object> Lister<T> {
 
     /// All objects, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
-        self.traced(self.indexer.list())
+        self.trace_list(self.indexer.list())
     }
 
     /// The objects of one namespace, in no order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
-        self.traced(self.indexer.in_namespace(namespace))
+        self.trace_list(self.indexer.in_namespace(namespace))
     }
 
     /// The number of objects in one namespace.
@@ -68,7 +68,7 @@ impl<T: Object> Lister<T> {
     /// # Panics
     /// When the index was not added: a mistake in the program.
     pub fn by_index(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
-        self.traced(self.indexer.by_index(index, value))
+        self.trace_list(self.indexer.by_index(index, value))
     }
 
     /// The number of objects.

@@ -45,7 +45,7 @@ pub fn report(informer: &Arc<impl Measured + 'static>) {
     running.push(Arc::downgrade(&informer));
 }
 
-/// Ends the report.
+/// Stops reporting the numbers of `informer`: its series end.
 pub fn forget(informer: &Arc<impl Measured>) {
     let informer = Arc::as_ptr(informer).cast::<()>();
     RUNNING.lock().retain(|running| running.as_ptr().cast::<()>() != informer);

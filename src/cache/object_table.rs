@@ -35,6 +35,8 @@ impl<T> ObjectTable<T> {
         ObjectTable { objects: Vec::new() }
     }
 
+    /// Returns the object in a slot.
+    ///
     /// # Panics
     /// When the slot is free: the tables hold slots in use.
     pub fn get(&self, slot: Slot) -> &Arc<T> {
@@ -42,6 +44,7 @@ impl<T> ObjectTable<T> {
     }
 
     /// Fills a free slot, or the one after the last, or replaces an object by its successor.
+    /// Returns the object that was in the slot.
     pub fn put(&mut self, slot: Slot, object: Arc<T>) -> Option<Arc<T>> {
         let at = slot as usize;
         if at == self.objects.len() {
@@ -85,7 +88,8 @@ impl<T> ObjectTable<T> {
         moved
     }
 
-    /// Frees memory when most slots are free. Returns the new slot of each old one.
+    /// Frees memory when most slots are free; `used` is the number of the others. Returns the new
+    /// slot of each old one, or `None` when nothing has moved.
     pub fn shrink(&mut self, used: usize) -> Option<Vec<Slot>> {
         (self.objects.len() > 64 && used < self.objects.len() / 4).then(|| self.compact())
     }
@@ -103,21 +107,22 @@ pub struct KeyTable {
 }
 
 impl KeyTable {
-    /// The slot of the object with this key.
+    /// Returns the slot of the object with this key.
     pub fn find(&self, slots: &dyn AnySlots, key: &ObjectKey) -> Option<Slot> {
-        let named = |slot: &Slot| slots.object(*slot).meta().name == key.name;
+        let has_name = |slot: &Slot| slots.object(*slot).meta().name == key.name;
         let hash = self.hasher.hash_one(&*key.name);
-        self.namespaces.get(&key.namespace)?.find(hash, named).copied()
+        self.namespaces.get(&key.namespace)?.find(hash, has_name).copied()
     }
 
-    /// A slot for one more object.
+    /// Returns a free slot for one more object, else the one after the last.
     pub fn allocate(&mut self) -> Slot {
         self.used += 1;
         // Without a free slot, all up to `used` are in use.
         self.free.pop().unwrap_or(self.used as Slot - 1)
     }
 
-    /// `slot`: allocated and filled; its key is not in the table yet.
+    /// Adds a slot to the table of its namespace. `slot`: allocated and filled; its key is not in
+    /// the table yet.
     pub fn insert(&mut self, slots: &dyn AnySlots, slot: Slot) {
         let meta = slots.object(slot).meta();
         let hasher = &self.hasher;
@@ -145,7 +150,8 @@ impl KeyTable {
         }
     }
 
-    /// `moved`: from [`ObjectTable::shrink`].
+    /// Replaces each slot by its new number. `moved`: from [`ObjectTable::shrink`], which leaves no
+    /// slot free.
     pub fn renumber(&mut self, moved: &[Slot]) {
         self.free = Vec::new();
         for table in self.namespaces.values_mut() {

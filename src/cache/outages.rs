@@ -56,8 +56,9 @@ impl Outages {
         self.wait(known, std::future::pending).await;
     }
 
-    /// As [`more_than`](Self::more_than), and asks `source` meanwhile, unless another task does. A
-    /// server that is ready at the first question has no outage, and is not asked again.
+    /// Waits as [`more_than`](Self::more_than) does, and asks `source` meanwhile whether it is
+    /// ready, unless another task does. A server that is ready at the first question has no outage,
+    /// and is not asked again.
     pub async fn over(&self, known: u64, source: &dyn Source, clock: &SharedClock) {
         self.wait(known, || self.ask(source, clock)).await;
     }
@@ -73,16 +74,17 @@ impl Outages {
         }
     }
 
-    /// Asks until the server is ready. Never resolves.
+    /// Asks the server until it is ready, and then ends the outage if it was not ready before.
+    /// Never resolves. While one task asks, others wait for the lock.
     async fn ask(&self, source: &dyn Source, clock: &SharedClock) {
         let mut asked = self.inner.asked.lock().await;
         loop {
             let began = clock.monotonic();
-            let late = async {
+            let no_answer = async {
                 clock.sleep(PATIENCE).await;
                 false
             };
-            if source.is_ready().or(late).await {
+            if source.is_ready().or(no_answer).await {
                 break;
             }
             asked.is_down = true;

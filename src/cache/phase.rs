@@ -16,7 +16,7 @@ pub enum Start {
 }
 
 impl Start {
-    /// The parameter `resourceVersion` of a list; `None`: the request has none.
+    /// Returns the parameter `resourceVersion` of a list; `None`: the request has none.
     pub fn list_version(self) -> Option<String> {
         match self {
             Start::Any => Some("0".to_owned()),
@@ -115,7 +115,7 @@ impl From<&Error> for Outcome {
 }
 
 impl Phase {
-    /// Whether it lists the newest version, now or after a wait.
+    /// Returns whether it lists the newest version, now or after a wait.
     pub fn lists_the_newest(&self) -> bool {
         match self {
             Phase::Stream { start } | Phase::List { start } => *start == Start::Newest,
@@ -146,6 +146,7 @@ impl Phase {
             (Stream { .. }, Expired | TooLarge) => Stream { start: Start::Newest },
             (same @ Stream { .. }, Busy { after }) => wait(after, same),
             (same @ Stream { .. }, Closed) => wait(Duration::ZERO, same),
+            // Any other failure: the server may still answer a list request.
             (Stream { start }, _) => List { start },
 
             (List { start: Start::Newest }, Expired | TooLarge) => {
@@ -170,6 +171,7 @@ impl Phase {
             (same @ Verify { .. }, Failed) => wait(Duration::ZERO, same),
             // This request may have been lost in the outage.
             (same @ Verify { .. }, Recovered) => same,
+            // Verified. After any other outcome the watch itself shows what the server knows.
             (Verify { from }, _) => Watch { from },
         }
     }
@@ -196,9 +198,9 @@ impl Backoff {
         Backoff { next: Duration::ZERO, reset_at: now, random }
     }
 
-    /// Returns the next delay, for an outcome at the monotonic time `now`. After a version that is
-    /// too old or too new, as after a restart of the server, it is short at a start: the server
-    /// answers, and all that is needed is that not all caches list at once.
+    /// Returns the next delay, for an outcome at the monotonic time `now`. The first delay after a
+    /// version that is too old or too new, as after a restart of the server, is short: the server
+    /// answers, and only must not get the lists of all caches at once.
     pub fn next(&mut self, outcome: Outcome, now: Duration) -> Duration {
         if now.saturating_sub(self.reset_at) > Backoff::RESET {
             self.reset(now);

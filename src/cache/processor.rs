@@ -54,6 +54,7 @@ pub struct Processor {
     tasks: Arc<TaskGroup>,
 }
 
+/// The handlers of an informer, and what starting their tasks needs; locked by [`Processor::lock`].
 pub struct Listeners {
     all: Vec<Listener>,
     state: State,
@@ -65,6 +66,7 @@ pub struct Listeners {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
+    /// Notifications wait; no handler is called yet.
     NotYet,
     Running,
     Ended,
@@ -90,7 +92,7 @@ struct Resync {
     period: Duration,
     next: Duration,
     /// Whether the handler was due at the last resync.
-    syncing: bool,
+    was_due: bool,
 }
 
 /// A handler as debug pages show it.
@@ -118,17 +120,22 @@ impl Listener {
 }
 
 impl Listeners {
-    /// Sends to all handlers; with `sync`, when nothing changed, only to those that were due at the
-    /// last resync.
-    pub fn distribute(&mut self, event: Event, sync: bool) {
-        self.send(Notification::Event(event), sync);
+    /// Sends the event of a change to all handlers.
+    pub fn distribute(&mut self, event: Event) {
+        self.send(Notification::Event(event), |_| true);
     }
 
-    /// Sends `notification` to all handlers; with `sync`, only to those whose resync is due.
-    fn send(&mut self, notification: Notification, sync: bool) {
-        let mut receivers = self.all.iter().filter(|listener| {
-            !sync || listener.resync.as_ref().is_some_and(|resync| resync.syncing)
-        });
+    /// Sends the event of an unchanged object to the handlers whose resync was due last time.
+    pub fn distribute_resync(&mut self, event: Event) {
+        let is_due =
+            |listener: &&Listener| listener.resync.as_ref().is_some_and(|resync| resync.was_due);
+        self.send(Notification::Event(event), is_due);
+    }
+
+    /// Sends `notification` to each handler for which `is_receiver` is true. The last one gets the
+    /// notification itself, the others copies.
+    fn send(&mut self, notification: Notification, is_receiver: impl Fn(&&Listener) -> bool) {
+        let mut receivers = self.all.iter().filter(is_receiver);
         let Some(mut listener) = receivers.next() else { return };
         for next in receivers {
             self.send_to(listener, notification.clone());
@@ -142,7 +149,7 @@ impl Listeners {
         self.start_handler(listener);
     }
 
-    /// Starts the handler's task if it has none and a notification waits.
+    /// Starts the handler's task if it has none, a notification waits and the informer runs.
     fn start_handler(&self, listener: &Listener) {
         if self.state != State::Running {
             return;
@@ -161,7 +168,7 @@ impl Listeners {
     pub fn set_synced(&mut self) {
         if !self.synced {
             self.synced = true;
-            self.send(Notification::Synced, false);
+            self.send(Notification::Synced, |_| true);
         }
     }
 }
@@ -209,7 +216,7 @@ impl Processor {
         let resync = resync.filter(|period| !period.is_zero()).map(|period| {
             let period = period.max(MINIMUM_RESYNC);
             let next = listeners.clock.monotonic() + period;
-            Box::new(Resync { period, next, syncing: false })
+            Box::new(Resync { period, next, was_due: false })
         });
         for_each(&mut |object| {
             let event = Event::Add { object, initial: true };
@@ -227,9 +234,9 @@ impl Processor {
 
     /// Removes a handler and drops its waiting notifications. Upstream: `RemoveEventHandler`.
     pub fn remove(&self, registration: &Registration) {
-        let is_it = |listener: &mut Listener| listener.inbox.registration.is(registration);
+        let is_removed = |listener: &mut Listener| listener.inbox.registration.is(registration);
         // Handlers are dropped without the lock.
-        let removed: Vec<Listener> = self.lock().all.extract_if(.., is_it).collect();
+        let removed: Vec<Listener> = self.lock().all.extract_if(.., is_removed).collect();
         removed.iter().for_each(|listener| listener.inbox.notifications.close());
     }
 
@@ -262,7 +269,7 @@ impl Processor {
         self.lock().all.iter().map(Listener::status).collect()
     }
 
-    /// When, on the monotonic clock, the next resync of a handler is due.
+    /// Returns when, on the monotonic clock, the next resync of a handler is due.
     pub fn next_resync(&self) -> Option<Duration> {
         self.lock().all.iter().filter_map(|listener| Some(listener.resync.as_ref()?.next)).min()
     }
@@ -272,8 +279,8 @@ impl Processor {
     pub fn begin_resync(&self, now: Duration) -> bool {
         let mut any = false;
         for resync in self.lock().all.iter_mut().filter_map(|listener| listener.resync.as_mut()) {
-            resync.syncing = resync.next <= now;
-            if resync.syncing {
+            resync.was_due = resync.next <= now;
+            if resync.was_due {
                 resync.next = now + resync.period;
                 any = true;
             }
@@ -290,8 +297,9 @@ struct Delivery {
 }
 
 impl Delivery {
-    /// The number of the event's span; 0 when its object is not traced.
-    fn traced(&self, event: &Event) -> u64 {
+    /// Traces that the handler gets `event`, and returns the number of the new span; 0 when the
+    /// object is not traced.
+    fn begin_span(&self, event: &Event) -> u64 {
         let (object, name) = match event {
             Event::Add { object, .. } => (object, "add"),
             Event::Update { old, new } if Arc::ptr_eq(old, new) => (new, "resync"),
@@ -301,19 +309,20 @@ impl Delivery {
         trace::handled(object.meta(), name, &self.inbox.handler, || self.inbox.notifications.len())
     }
 
-    /// Calls the handler until no notification waits.
-    async fn run(self, mut resting: Box<dyn AnyHandler>) {
+    /// Calls the handler until no notification waits. `reader`: the handler, which the queue takes
+    /// back then.
+    async fn run(self, mut reader: Box<dyn AnyHandler>) {
         let mut slice = TimeSlice::new(self.clock.clone());
-        while let Some((notification, mut handler)) = self.inbox.notifications.next(resting) {
+        while let Some((notification, mut handler)) = self.inbox.notifications.next(reader) {
             let event = match notification {
                 Notification::Event(event) => event,
                 Notification::Synced => {
                     self.inbox.registration.set_synced();
-                    resting = handler;
+                    reader = handler;
                     continue;
                 }
             };
-            let span = self.traced(&event);
+            let span = self.begin_span(&event);
             let began = slice.begin_item();
             // The handler is called with its next event even after a panic: it must cope with its
             // own state.
@@ -331,14 +340,14 @@ impl Delivery {
                 );
                 self.pause().await;
             }
-            resting = handler;
+            reader = handler;
             if slice.end_item(began) {
                 yield_now().await;
             }
         }
     }
 
-    /// Boxed, as it is rare.
+    /// Waits for a second after a panic, or until the handler is removed. Boxed, as it is rare.
     fn pause(&self) -> BoxFuture<'_, ()> {
         let sleep = self.clock.sleep(PAUSE_AFTER_PANIC);
         Box::pin(sleep.or(self.inbox.notifications.closed()))
@@ -393,7 +402,7 @@ mod tests {
             for name in ["a", "b", "c"] {
                 let mut pod = Pod::default();
                 pod.meta.name = name.into();
-                listeners.distribute(Event::Add { object: Arc::new(pod), initial: false }, false);
+                listeners.distribute(Event::Add { object: Arc::new(pod), initial: false });
             }
         }
         block_on(async {

@@ -57,14 +57,14 @@ pub struct ReflectorStatus {
 
 /// Describes a phase in words, for the debug page.
 fn describe(phase: &Phase) -> String {
-    let from = |start: &Start| match start {
+    let age_text = |start: &Start| match start {
         Start::Any => "at any version".to_owned(),
         Start::AtLeast(version) => format!("not older than {version}"),
         Start::Newest => "the newest".to_owned(),
     };
     match phase {
-        Phase::Stream { start } => format!("listing by a watch, {}", from(start)),
-        Phase::List { start } => format!("listing, {}", from(start)),
+        Phase::Stream { start } => format!("listing by a watch, {}", age_text(start)),
+        Phase::List { start } => format!("listing, {}", age_text(start)),
         Phase::Watch { .. } => "watching".to_owned(),
         Phase::Verify { .. } => "asking for the newest version".to_owned(),
         Phase::Wait { delay, then, .. } => {

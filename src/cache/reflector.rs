@@ -25,8 +25,9 @@ use crate::objects::{Bookmark, Encoded, ListPart, WatchEvent};
 use crate::task::panics;
 use crate::trace;
 
-/// Errors that are routine while an API server restarts are logged at debug. A list that breaks off
-/// is not routine. Upstream: `isWatchErrorRetriable`, `DefaultWatchErrorHandler`.
+/// Returns the log level of a failed list or watch: debug for errors that are routine while an API
+/// server restarts. A list that breaks off is not routine. Upstream: `isWatchErrorRetriable`,
+/// `DefaultWatchErrorHandler`.
 fn level_of(error: &Error) -> Level {
     match error {
         Error::Expired | Error::Busy { .. } | Error::Unreachable(_) => Level::Debug,
@@ -66,8 +67,7 @@ const WATCH_GRACE: Duration = Duration::from_secs(30);
 /// - An object that cannot be decoded keeps its last known state in the store until it is known to
 ///   be deleted. One that never could be decoded is absent from the store.
 /// - Failures are retried for ever. [`Phase::after`] decides which of them after a delay. The end
-///   of
-///   an outage of the API server ends the delay.
+///   of an outage of the API server ends the delay.
 ///
 /// # What is not promised
 ///
@@ -88,7 +88,8 @@ pub struct Reflector {
     /// The newest version written to the store, also by a list that broke half-way: a later list
     /// must not be older.
     written: u64,
-    /// The newest version of before lists of the newest began, until one of them is whole.
+    /// The value of `written` before a list from [`Start::Newest`] began; 0 again once such a list
+    /// is whole.
     written_before_relist: u64,
     /// Whether the server's newest version is older than what was written, or seems to be: no known
     /// state counts in the next list.
@@ -149,7 +150,7 @@ impl Reflector {
         }
     }
 
-    /// Watches last one to two times this period; `None`: five minutes.
+    /// Sets the period of watches: each lasts one to two times as long; `None`: five minutes.
     pub(super) fn watching_for(mut self, min_watch_timeout: Option<Duration>) -> Reflector {
         self.min_watch_timeout = min_watch_timeout.unwrap_or(MIN_WATCH_TIMEOUT);
         self
@@ -161,7 +162,7 @@ impl Reflector {
         self
     }
 
-    /// Lists again when a cache of the same `history` notices a loss of versions.
+    /// Makes it list again when a cache of the same `history` notices a loss of versions.
     pub(super) fn following(mut self, history: &VersionLosses) -> Reflector {
         self.follower = history.follow();
         self
@@ -181,11 +182,12 @@ impl Reflector {
                 self.outages = outages;
                 backoff.reset(self.clock.monotonic());
             }
+            // A loss of versions ends the phase, unless it lists the newest version already.
             let loss = match phase.lists_the_newest() {
                 true => None,
                 false => Some(self.follower.loss()),
             };
-            let work = self.enter(&mut phase, &mut open);
+            let work = self.run_phase(&mut phase, &mut open);
             let outcome = match loss {
                 None => work.await,
                 Some(loss) => {
@@ -211,7 +213,7 @@ impl Reflector {
 
     /// Carries out a phase, and returns how it ended. `open`: the watch that a stream has left
     /// open.
-    async fn enter(&mut self, phase: &mut Phase, open: &mut Option<Open>) -> Outcome {
+    async fn run_phase(&mut self, phase: &mut Phase, open: &mut Option<Open>) -> Outcome {
         match phase {
             // Boxed, so that the task has no room for them while it watches.
             Phase::Stream { start } => match Box::pin(self.stream(*start)).await {
@@ -245,7 +247,9 @@ impl Reflector {
         }
     }
 
-    /// Resolves when an outage has ended since the last request began. Asks nothing before `pause`.
+    /// Waits until an outage has ended since the last request began, and a random time more, so
+    /// that not all caches continue at once. Asks the server nothing before `pause`. Never resolves
+    /// if the source does not count outages.
     fn recovered(&mut self, pause: Duration) -> BoxFuture<'static, Outcome> {
         let (source, clock, known) = (self.source.clone(), self.clock.clone(), self.outages);
         let spread = SPREAD.mul_f64(self.random.f64());
@@ -260,38 +264,41 @@ impl Reflector {
         })
     }
 
-    /// The versions may have passed the known ones again when the next list is whole: it goes back
-    /// nevertheless.
+    /// Makes the next list count as one that goes back: no known state counts in it. Its version
+    /// alone does not show that, as the server's versions may have passed the known ones again by
+    /// then.
     fn doubt_versions(&mut self) {
         self.versions_doubtful = true;
         self.written_before_relist = u64::MAX;
     }
 
-    /// Records for all caches that the server has lost versions. A group of another API server,
-    /// whose versions may mean anything, says nothing about the others; custom resources are lost
-    /// together with built-in ones, whose caches notice it.
-    fn lost(&self) {
+    /// Records for all caches that the server has lost versions, if the resource is built in. An
+    /// aggregated API server counts versions of its own, which say nothing about the others; custom
+    /// resources are lost together with built-in ones, whose caches notice it.
+    fn record_loss(&self) {
         if self.scope.resource.is_built_in() {
             self.follower.record_loss(self.clock.monotonic());
         }
     }
 
+    /// Logs a failed request at the level that its error deserves.
     fn log(&self, what: &str, error: &Error) {
         log::log!(level_of(error), "{}: {what}: {error}", self.name);
     }
 
-    /// Yields after each slice, and waits until the queue is empty: a stream that is always ready
-    /// then delays no other task, and the queue holds no more than one slice of items.
+    /// Ends the work on an item. When the slice is used up, yields, and waits until the queue is
+    /// empty: a stream that is always ready then delays no other task, and the queue holds no more
+    /// than one slice of items.
     async fn end_item(&mut self, began: Duration) {
         if self.slice.end_item(began) {
             yield_now().await;
-            self.drained().await;
+            self.wait_until_drained().await;
         }
     }
 
     /// Yields until the queue is empty. The informer empties it in this task: each yield lets it
     /// work for one slice.
-    async fn drained(&self) {
+    async fn wait_until_drained(&self) {
         while !self.store.is_empty() {
             yield_now().await;
         }
@@ -318,6 +325,7 @@ impl Reflector {
         decoded
     }
 
+    /// Decodes the object of an event.
     fn decode_event(&self, event: WatchEvent<Encoded>) -> WatchEvent<Received> {
         let name = match &event {
             WatchEvent::Added(_) => "added",
@@ -328,7 +336,7 @@ impl Reflector {
         event.map(|object| self.decode(&object, name))
     }
 
-    /// Adds an object of a list; one that was not decoded keeps its state in the store.
+    /// Writes an object of a list to the store; one that was not decoded keeps its state there.
     fn replace_item(&mut self, object: Received) {
         match object {
             Ok(object) => {
@@ -400,17 +408,18 @@ impl Reflector {
                  nothing known counts",
                 self.name
             );
-            self.lost();
+            self.record_loss();
         }
         self.store.finish_replace(version, is_back);
         if losses > 0 {
             // Readers wait until the cache holds the list.
-            self.drained().await;
+            self.wait_until_drained().await;
         }
         self.follower.record_list(losses);
     }
 
-    /// Asks for the newest version, with one object at most.
+    /// Asks for the server's newest version, with one object at most, and returns whether it is
+    /// older than `from`, the version of the last event: then the server has lost versions.
     async fn verify(&mut self, from: u64) -> Outcome {
         let request = ListRequest { limit: Some(1), ..ListRequest::default() };
         let newest = async {
@@ -425,7 +434,7 @@ impl Reflector {
         match newest.await {
             Ok(newest) if newest < from => {
                 self.doubt_versions();
-                self.lost();
+                self.record_loss();
                 Outcome::WentBack
             }
             Ok(_) => Outcome::Verified,
@@ -436,11 +445,13 @@ impl Reflector {
         }
     }
 
-    /// Opens a watch, and sets the times at which it should and must have ended.
+    /// Opens a watch, and sets the times at which it should and must have ended. `initial`: whether
+    /// it begins with all objects.
     async fn open_watch(&mut self, version: Option<u64>, initial: bool) -> Result<Open, Error> {
         self.counts.watches.add_one();
         let least = self.min_watch_timeout;
         let timeout = least + least.mul_f64(self.random.f64());
+        // The request has whole seconds.
         let timeout = Duration::from_secs(timeout.as_secs());
         let end = self.clock.monotonic() + timeout;
         let deadline = self.clock.sleep(timeout + WATCH_GRACE);
@@ -453,8 +464,8 @@ impl Reflector {
         Ok(Open { events, deadline, end })
     }
 
-    /// Reads the list as the initial events of a watch, and returns its version with the watch.
-    /// Upstream: `watchList`.
+    /// Reads the list as the initial events of a watch, and returns its version with the watch;
+    /// `Err`: how the phase ended instead. Upstream: `watchList`.
     async fn stream(&mut self, start: Start) -> Result<(u64, Open), Outcome> {
         self.counts.streams.add_one();
         let losses = self.follower.losses();
@@ -462,19 +473,19 @@ impl Reflector {
             Start::AtLeast(version) => Some(version),
             Start::Any | Start::Newest => None,
         };
-        let begun = self.clock.monotonic();
-        let explain = |name: &str, error: Error| {
+        let opened_at = self.clock.monotonic();
+        let log_failure = |name: &str, error: Error| {
             log::debug!("{name}: cannot be listed by a watch: {error}");
             Outcome::from(&error)
         };
         let mut open =
-            self.open_watch(version, true).await.map_err(|error| explain(&self.name, error))?;
+            self.open_watch(version, true).await.map_err(|error| log_failure(&self.name, error))?;
         self.begin_replace();
         let mut silent = true;
         while let Some(event) = open.next().await {
             let began = self.slice.begin_item();
             silent = false;
-            let event = event.map_err(|error| explain(&self.name, error))?;
+            let event = event.map_err(|error| log_failure(&self.name, error))?;
             match self.decode_event(event) {
                 WatchEvent::Added(object) | WatchEvent::Modified(object) => {
                     self.replace_item(object);
@@ -486,12 +497,12 @@ impl Reflector {
                 WatchEvent::Bookmark(_) => {}
                 // The server's own cache may lag at first; it catches up before the end.
                 WatchEvent::Deleted(object) => {
-                    self.delete(object).map_err(|error| explain(&self.name, error))?;
+                    self.delete(object).map_err(|error| log_failure(&self.name, error))?;
                 }
             }
             self.end_item(began).await;
         }
-        Err(self.end_of_watch(begun, silent))
+        Err(self.end_of_watch(opened_at, silent))
     }
 
     /// Reads the whole list, in pages unless the server's watch cache sends it at once.
@@ -561,7 +572,7 @@ impl Reflector {
     /// Applies the events of a watch until it ends, and returns how it ended. `from`: the version
     /// of the last event, kept up to date.
     async fn watch(&mut self, from: &mut u64, open: Option<Open>) -> Outcome {
-        let begun = self.clock.monotonic();
+        let opened_at = self.clock.monotonic();
         let mut open = match open {
             Some(open) => open,
             None => match self.open_watch(Some(*from), false).await {
@@ -593,7 +604,7 @@ impl Reflector {
             *from = version.max(*from);
             self.end_item(began).await;
         }
-        match self.end_of_watch(begun, silent) {
+        match self.end_of_watch(opened_at, silent) {
             Outcome::Closed if broke || open.is_early(self.clock.monotonic()) => Outcome::Broke,
             outcome => outcome,
         }
@@ -627,9 +638,10 @@ impl Reflector {
         Ok(version)
     }
 
-    /// The outcome of a watch that the server has ended. `silent`: without an event.
-    fn end_of_watch(&self, begun: Duration, silent: bool) -> Outcome {
-        let lasted = self.clock.monotonic().saturating_sub(begun);
+    /// Returns the outcome of a watch that the server has ended; logs one that was too short.
+    /// `silent`: whether it was without an event.
+    fn end_of_watch(&self, opened_at: Duration, silent: bool) -> Outcome {
+        let lasted = self.clock.monotonic().saturating_sub(opened_at);
         if !silent || lasted >= SHORT_WATCH {
             return Outcome::Closed;
         }
@@ -639,18 +651,18 @@ impl Reflector {
     }
 }
 
-/// The outages of the server that have ended; 0 for a source that does not count them.
+/// Returns how many outages of the server have ended; 0 for a source that does not count them.
 fn ended_outages(source: &dyn Source) -> u64 {
     source.outages().map_or(0, Outages::ended)
 }
 
 impl Open {
-    /// Whether the server has ended the watch before its time, as it does when it stops.
+    /// Returns whether the server has ended the watch before its time, as it does when it stops.
     fn is_early(&self, now: Duration) -> bool {
         now + CLOCK_SLACK < self.end
     }
 
-    /// The next event; `None` at the end, or when the connection counts as dead.
+    /// Returns the next event; `None` at the end, or when the connection counts as dead.
     fn next(&mut self) -> impl Future<Output = Option<Result<WatchEvent<Encoded>, Error>>> {
         let deadline = &mut self.deadline;
         self.events.next().or(async {

@@ -97,7 +97,7 @@ impl<T: Object, H: EventHandler<T>> AnyHandler for Typed<T, H> {
 }
 
 impl<T: Object> SharedIndexInformer<T> {
-    /// An informer with an empty cache, outside of any factory. It sends nothing before
+    /// Makes an informer with an empty cache, outside of any factory. It sends nothing before
     /// [`run`](Self::run).
     pub fn new(source: Arc<dyn Source>, scope: Scope, clock: SharedClock) -> Self {
         SharedIndexInformer::reporting(
@@ -124,7 +124,7 @@ impl<T: Object> SharedIndexInformer<T> {
         SharedIndexInformer { inner: Arc::new(inner), indexer }
     }
 
-    /// `None` when the informer holds objects of another type.
+    /// Returns `inner` with the type of its objects; `None` when they are of another type than `T`.
     pub(super) fn downcast(inner: &Arc<Informer>) -> Option<Self> {
         let indexer: Arc<dyn Any + Send + Sync> = inner.indexer().clone();
         Some(SharedIndexInformer { inner: inner.clone(), indexer: indexer.downcast().ok()? })
@@ -150,9 +150,9 @@ impl<T: Object> SharedIndexInformer<T> {
         self.inner.default_resync()
     }
 
-    /// The server ends each watch after one to two times this period, in place of five minutes: for
-    /// one of many informers of few objects. Call it before [`run`](Self::run); the first period
-    /// stays. Upstream: `ReflectorOptions.MinWatchTimeout`.
+    /// Sets the period after which the server ends each watch, in place of five minutes; it may
+    /// last twice as long. For one of many informers of few objects. Call it before
+    /// [`run`](Self::run); the first period stays. Upstream: `ReflectorOptions.MinWatchTimeout`.
     pub fn set_min_watch_timeout(&self, period: Duration) {
         self.inner.set_min_watch_timeout(period);
     }
@@ -194,7 +194,8 @@ impl<T: Object> SharedIndexInformer<T> {
         self.inner.has_synced()
     }
 
-    /// Resolves once synced; never when the informer stops earlier. May be dropped at any time.
+    /// Waits until the informer has synced; never resolves when it stops earlier. May be dropped at
+    /// any time.
     pub fn synced(&self) -> impl Future<Output = ()> + Send + use<T> {
         let inner = self.inner.clone();
         async move { inner.synced().await }

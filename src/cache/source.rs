@@ -104,8 +104,8 @@ pub struct WatchRequest {
 /// of the stream. Futures and streams may be dropped at any time, which ends the request.
 /// Upstream: `cache.ListerWatcher`.
 pub trait Source: Send + Sync + 'static {
-    /// The objects of a list, and its end with the version. `preferred`: the most compact form that
-    /// the caller decodes; the answer may still be JSON.
+    /// Returns the objects of a list, and its end with the version. `preferred`: the most compact
+    /// form that the caller decodes; the answer may still be JSON.
     fn list<'a>(
         &'a self,
         scope: &'a Scope,

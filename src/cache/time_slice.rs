@@ -24,12 +24,13 @@ impl TimeSlice {
         TimeSlice { clock, items: 0, spent: Duration::ZERO }
     }
 
-    /// The time at which the work on an item begins: pass it to [`TimeSlice::end_item`].
+    /// Returns the time at which the work on an item begins: pass it to [`TimeSlice::end_item`].
     pub fn begin_item(&self) -> Duration {
         self.clock.coarse()
     }
 
-    /// Whether the slice is used up and the task must yield. The next one begins then.
+    /// Counts an item. Returns whether the slice is used up and the task must yield; the next slice
+    /// begins then.
     pub fn end_item(&mut self, began: Duration) -> bool {
         self.items += 1;
         self.spent += self.clock.coarse().saturating_sub(began);
