@@ -418,8 +418,8 @@ impl Reflector {
         self.follower.record_list(losses);
     }
 
-    /// Asks for the server's newest version, with one object at most, and returns whether it is
-    /// older than `from`, the version of the last event: then the server has lost versions.
+    /// Asks for the server's newest version, with one object at most. Returns [`Outcome::WentBack`]
+    /// if it is older than `from`, the version of the last event: the server has lost versions.
     async fn verify(&mut self, from: u64) -> Outcome {
         let request = ListRequest { limit: Some(1), ..ListRequest::default() };
         let newest = async {

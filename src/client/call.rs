@@ -41,14 +41,14 @@ impl fmt::Display for Call {
 }
 
 impl Call {
-    /// A request without parameters and body, for an answer in JSON. `method` is an HTTP method in
-    /// upper case, `path` is escaped.
+    /// Makes a request without parameters and body, for an answer in JSON. `method` is an HTTP
+    /// method in upper case, `path` is escaped.
     pub fn new(method: &'static str, path: impl Into<String>) -> Call {
         let (path, accept) = (path.into(), "application/json");
         Call { method, path, query: Vec::new(), accept, is_watch: false, content: None }
     }
 
-    /// Adds a parameter; neither is escaped.
+    /// Adds a parameter. Neither its name nor its value is escaped yet.
     pub fn query(&mut self, name: &'static str, value: &str) {
         self.query.push((name, value.to_owned()));
     }

@@ -97,7 +97,7 @@ impl ChunkDecoder {
         Ok(Piece { coding, data: 0 })
     }
 
-    /// Marks `count` bytes of the data that was found last as read.
+    /// Records that `count` bytes of the data that was found last have been used.
     pub fn consume(&mut self, count: usize) {
         if let State::Data { left } = self.state {
             let left = left.saturating_sub(count as u64);
@@ -108,7 +108,8 @@ impl ChunkDecoder {
 
 /// Returns the state after one byte that is not data.
 fn next_state(state: State, byte: u8) -> Result<State, BadChunk> {
-    let sized = |value| if value == 0 { State::TrailerStart } else { State::Data { left: value } };
+    let after_size =
+        |value| if value == 0 { State::TrailerStart } else { State::Data { left: value } };
     Ok(match (state, byte) {
         (State::Size { value, digits }, _) if byte.is_ascii_hexdigit() => {
             if digits == 16 {
@@ -123,7 +124,7 @@ fn next_state(state: State, byte: u8) -> Result<State, BadChunk> {
         (
             State::Size { value, .. } | State::Extension { value } | State::SizeLf { value },
             b'\n',
-        ) => sized(value),
+        ) => after_size(value),
         (State::Extension { value }, _) => State::Extension { value },
         (State::DataCr, b'\r') => State::DataLf,
         (State::DataCr | State::DataLf, b'\n') => State::Size { value: 0, digits: 0 },

@@ -118,7 +118,7 @@ pub enum Error {
     Config(String),
 }
 
-/// The error for an answer to `request` that cannot be understood.
+/// Returns a function that makes the error for an answer to `request` that cannot be understood.
 pub(super) fn undecoded<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
     request: &str,
 ) -> impl Fn(E) -> Error + use<'_, E> {
@@ -154,7 +154,8 @@ pub enum FailureBody {
 }
 
 impl FailureBody {
-    /// `status`: what can be read of it. Upstream: `Result.Error`.
+    /// Classifies a failed answer's body by `status`, what can be read of it, and by its content
+    /// type. Upstream: `Result.Error`.
     fn from_status(status: &Status, is_text: bool) -> FailureBody {
         match (status.kind.as_str(), status.status.as_str()) {
             ("Status", "Failure") => FailureBody::Status,
@@ -237,7 +238,7 @@ impl Error {
         Error::Status(Box::new(Failure { request, code, retry_after, body: kind, status }))
     }
 
-    /// The failure that the server reports, if it answered.
+    /// Returns the failure that the server reports, if it answered.
     pub fn failure(&self) -> Option<&Failure> {
         match self {
             Error::Status(failure) => Some(failure),
@@ -245,8 +246,8 @@ impl Error {
         }
     }
 
-    /// Decides by the Status's reason where it has one, else by the code. Upstream:
-    /// `reasonAndCodeForError`.
+    /// Returns whether the server reports the failure `reason`: by the Status's reason where
+    /// upstream knows that, else by the code. Upstream: `reasonAndCodeForError`.
     fn has_reason_or_code(&self, reason: &str, code: u16) -> bool {
         self.failure().is_some_and(|failure| {
             failure.status.reason == reason
@@ -272,8 +273,9 @@ impl Error {
         self.has_reason_or_code("Conflict", 409)
     }
 
-    /// A conflict because the object of this name has another uid than the request asks for. Only
-    /// the text distinguishes it from other conflicts: a webhook may answer with this code as well.
+    /// Returns whether it is a conflict because the object of this name has another uid than the
+    /// request asks for. Only the text distinguishes it from other conflicts: a webhook may answer
+    /// with this code as well.
     pub fn is_of_another_uid(&self) -> bool {
         self.is_conflict() && self.message().is_some_and(|text| text.contains("UID in"))
     }
@@ -323,8 +325,9 @@ impl Error {
         self.is_generic("ServiceUnavailable", 503)
     }
 
-    /// Decides by the Status's reason. Only an answer without a Status counts by its code.
-    /// Upstream: `ReasonForError`, `NewGenericServerResponse`.
+    /// Returns whether the server reports the failure `reason`: by the Status's reason; only an
+    /// answer without a Status counts by its code. Upstream: `ReasonForError`,
+    /// `NewGenericServerResponse`.
     fn is_generic(&self, reason: &str, code: u16) -> bool {
         self.failure().is_some_and(|Failure { status, code: answered, body, .. }| {
             status.reason == reason || (*answered == code && *body != FailureBody::Status)
@@ -342,6 +345,7 @@ impl Error {
         self.is_timeout() && self.has_cause("ResourceVersionTooLarge")
     }
 
+    /// Returns whether a cause in the Status has this reason.
     fn has_cause(&self, reason: &str) -> bool {
         self.failure()
             .is_some_and(|f| f.status.details.causes.iter().any(|cause| cause.reason == reason))
@@ -364,6 +368,7 @@ impl Error {
         matches!(self.kind(), Some(ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof))
     }
 
+    /// Returns the kind of the I/O error because of which no answer came.
     fn kind(&self) -> Option<ErrorKind> {
         match self {
             Error::Transport { source, .. } => {
@@ -373,8 +378,8 @@ impl Error {
         }
     }
 
-    /// A write that failed in this way may have been carried out. Only a 4xx answer is a sure
-    /// refusal: servers and proxies answer 5xx also after the write.
+    /// Returns whether a write that failed in this way may have been carried out. Only a 4xx answer
+    /// is a sure refusal: servers and proxies answer 5xx also after the write.
     pub fn is_unsure(&self) -> bool {
         match self {
             Error::Status(failure) => !(400..500).contains(&failure.code),
@@ -383,8 +388,8 @@ impl Error {
         }
     }
 
-    /// The same request may succeed later without any change of an object: no whole answer came, or
-    /// the server is too busy or failed; or there were no credentials for it.
+    /// Returns whether the same request may succeed later without any change of an object: no whole
+    /// answer came, or the server is too busy or failed; or there were no credentials for it.
     pub fn may_pass(&self) -> bool {
         let is_before_answer = matches!(self, Error::Transport { .. } | Error::Credentials(_));
         is_before_answer || self.code().is_some_and(|code| code == 429 || code >= 500)
@@ -420,6 +425,8 @@ impl Error {
 /// `maxUnstructuredResponseTextBytes`.
 const SHOWN_BYTES: usize = 2048;
 
+/// The reasons that upstream knows: with any other one the status code decides. Upstream:
+/// `knownReasons`.
 const KNOWN_REASONS: &[&str] = &[
     "Unauthorized",
     "Forbidden",

@@ -6,6 +6,7 @@ use crate::objects::protobuf::{self, Short, Wire};
 /// The longest event that is accepted, in bytes, as in client-go's decoder.
 const LONGEST_EVENT: usize = 16 << 20;
 
+/// The part of a list's body to which the next byte belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Inside {
     #[default]
@@ -50,7 +51,9 @@ impl ListFrames {
     }
 }
 
-/// Takes the next piece from the front of `from`. `false`: the bytes hold no further piece.
+/// Takes the next part from the front of `from`, and passes it to `found` if it is a piece of the
+/// list. Returns `false` when the bytes hold no further part. `Err(Short::CutOff)`: the end of a
+/// part has not arrived.
 fn step(
     inside: &mut Inside,
     from: &mut &[u8],
@@ -66,6 +69,7 @@ fn step(
         }
         Inside::Envelope => {
             let mut ahead = *from;
+            // The second field, a message: the list. Other fields are skipped.
             if protobuf::tag(&mut ahead)? == (2, 2) {
                 *inside = Inside::List(protobuf::varint(&mut ahead)?);
                 *from = ahead;
@@ -80,6 +84,7 @@ fn step(
         Inside::List(left) => {
             let before = from.len() as u64;
             let piece = match protobuf::field(from) {
+                // The list is here to its end, so no field of it may be cut off.
                 Err(Short::CutOff) if before >= left => return Err(Short::Malformed),
                 piece => piece?,
             };
@@ -126,7 +131,7 @@ impl WatchFrames {
         Ok(())
     }
 
-    /// No part of an event is held.
+    /// Returns whether no part of an event is held.
     pub fn is_between(&self) -> bool {
         self.held.is_empty()
     }

@@ -42,8 +42,8 @@ impl Guard {
         Guard { state: Arc::new(state), counts: true }
     }
 
-    /// The same for writes that do no harm when they are late, such as events: they are refused as
-    /// well, but do not count as under way.
+    /// Returns the guard of writes that do no harm when they are late, such as events: they are
+    /// refused as well, but do not count as under way.
     pub fn uncounted(&self) -> Guard {
         Guard { counts: false, ..self.clone() }
     }
@@ -59,12 +59,13 @@ impl Guard {
             && self.state.unsure_until.load(Ordering::SeqCst) <= millis(now)
     }
 
+    /// Returns whether a write may be made now.
     pub(super) fn passes(&self) -> bool {
         !self.state.closed.load(Ordering::SeqCst) && (self.state.may_write)()
     }
 
-    /// Counts a write, unless it is refused (`false`). The caller sends it now, and calls
-    /// [`Guard::end`] or [`Guard::end_unsure`] after the answer or the failure.
+    /// Counts a write that is sent now; returns `false`, and does not count it, if it is refused.
+    /// The caller calls [`Guard::end`] or [`Guard::end_unsure`] after the answer or the failure.
     pub(super) fn begin(&self) -> bool {
         // Counted first: a close at the same time either is seen here or sees this write.
         if self.counts {
@@ -77,6 +78,7 @@ impl Guard {
         passes
     }
 
+    /// Ends the count of a write that was answered, or that the server can no longer carry out.
     pub(super) fn end(&self) {
         if self.counts {
             self.state.under_way.fetch_sub(1, Ordering::SeqCst);

@@ -122,8 +122,8 @@ impl Client {
         Ok(Client { inner: Arc::new(inner) })
     }
 
-    /// The same server and credentials, under another User-Agent, with counts of its own. Upstream:
-    /// `rest.AddUserAgent`.
+    /// Makes a client for the same server with the same credentials, under another User-Agent and
+    /// with counts of its own. Upstream: `rest.AddUserAgent`.
     pub fn named(&self, user_agent: &str) -> Client {
         self.derive(|derived| {
             derived.config.user_agent = user_agent.to_owned();
@@ -131,12 +131,13 @@ impl Client {
         })
     }
 
-    /// The same, for another controller under this name: with counts of its own as well.
+    /// Makes a client like this one for another controller of the same name: with a limiter and
+    /// with counts of its own.
     pub fn with_own_limiter(&self) -> Client {
         self.derive(|derived| derived.writes = Arc::default())
     }
 
-    /// The same, where rate and burst are multiplied by these factors.
+    /// Makes a client like this one, whose rate and burst are multiplied by these factors.
     pub fn with_rate(&self, qps_times: f64, burst_times: u32) -> Client {
         self.derive(|derived| {
             derived.config.qps *= qps_times;
@@ -144,13 +145,15 @@ impl Client {
         })
     }
 
-    /// The same, at this rate: requests a second, of which zero means no limit, and requests at once.
+    /// Makes a client like this one with these limits: requests a second, of which zero means no
+    /// limit, and requests at once.
     pub fn with_limits(&self, qps: f64, burst: u32) -> Client {
         self.derive(|derived| (derived.config.qps, derived.config.burst) = (qps, burst))
     }
 
-    /// The same for writes that do no harm when they are late, such as events: see
-    /// [`Guard::uncounted`]. They are sent after a stop too; their sender has to limit the time.
+    /// Makes a client like this one for writes that do no harm when they are late, such as events:
+    /// see [`Guard::uncounted`]. They are sent after a stop too; their sender has to limit the
+    /// time.
     pub fn with_uncounted_writes(&self) -> Client {
         self.derive(|derived| {
             derived.guard = derived.guard.as_ref().map(Guard::uncounted);
@@ -158,28 +161,29 @@ impl Client {
         })
     }
 
-    /// The same, but a request that has to wait after the stop, for the limiter or before a further
-    /// attempt, fails: with [`Error::Stopped`], or as the attempt before. So a sync with many
-    /// requests left ends soon. A request that need not wait is sent. This holds for clients
-    /// derived from it, too. Upstream: a `context.Context` that is cancelled.
+    /// Makes a client like this one whose requests fail after the stop if they have to wait, for
+    /// the limiter or before a further attempt: with [`Error::Stopped`], or as the attempt before.
+    /// So a sync with many requests left ends soon. A request that need not wait is sent. This
+    /// holds for clients derived from it, too. Upstream: a `context.Context` that is cancelled.
     pub fn stopped_by(&self, stop: StopToken) -> Client {
         self.derive(|derived| derived.stop = Some(stop))
     }
 
-    /// The same, but `guard` decides about each write: a refused one fails with
-    /// [`Error::GuardRefused`]. This holds for clients derived from it, too.
+    /// Makes a client like this one, for which `guard` decides about each write: a refused one
+    /// fails with [`Error::GuardRefused`]. This holds for clients derived from it, too.
     pub fn guarded(&self, guard: Guard) -> Client {
         self.derive(|derived| derived.guard = Some(guard))
     }
 
-    /// The same, but `interceptor` sees all reads and answers all writes. This holds for clients
-    /// derived from it, too.
+    /// Makes a client like this one, whose reads `interceptor` sees and whose writes it answers.
+    /// This holds for clients derived from it, too.
     pub fn intercepted(&self, interceptor: Arc<dyn Interceptor>) -> Client {
         self.derive(|derived| derived.interceptor = Some(interceptor))
     }
 
-    /// The same, for the leader election: requests do not wait for a place among the requests under
-    /// way, and find a descriptor when few are free. They wait for the limiter as others do.
+    /// Makes a client like this one for the leader election: requests do not wait for a place among
+    /// the requests under way, and find a descriptor when few are free. They wait for the limiter
+    /// as others do.
     pub fn for_lease(&self) -> Client {
         self.derive(|derived| derived.is_urgent = true)
     }
@@ -253,8 +257,8 @@ impl Client {
         Client { inner: Arc::new(derived) }
     }
 
-    /// The server's certificate authority in PEM, if the configuration holds it and does not name a
-    /// file. Upstream: `rest.Config.CAData`.
+    /// Returns the server's certificate authority in PEM, if the configuration holds it and does
+    /// not name a file. Upstream: `rest.Config.CAData`.
     pub fn ca_data(&self) -> Option<&[u8]> {
         match &self.inner.config.tls.ca {
             Some(Pem::Inline(pem)) => Some(pem),
@@ -273,7 +277,7 @@ impl Client {
         self.inner.config.form == Form::Protobuf
     }
 
-    /// The resources that the server serves: fetched once, then kept until
+    /// Returns the resources that the server serves: fetched once, then kept until
     /// [`Client::reset_discovery`]. Clients derived from one another share it, and share a fetch
     /// under way, which continues when this future is dropped. A failure is returned to all who
     /// wait for it and is not kept.
@@ -308,12 +312,12 @@ impl Client {
         Ok(!resources.iter().any(is_unread))
     }
 
-    /// A resource in the version in which this client asks for it.
+    /// Returns a resource in the version in which this client asks for it.
     pub fn served(&self, resource: &ResourceType) -> ResourceType {
         self.inner.served.resolve(resource)
     }
 
-    /// The next [`Client::discovery`] fetches again, also while an earlier fetch is under way.
+    /// Makes the next [`Client::discovery`] fetch again, also while an earlier fetch is under way.
     pub fn reset_discovery(&self) {
         self.inner.discovery.reset();
     }

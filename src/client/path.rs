@@ -11,8 +11,8 @@ use super::{Call, Error, Result};
 pub struct ApiPath(String);
 
 impl ApiPath {
-    /// The path of a group version, both as discovery names them: `/api/v1` where `group` is empty.
-    /// The two are not escaped.
+    /// Returns the path of a group version, both as discovery names them: `/api/v1` where `group`
+    /// is empty. The two are not escaped.
     pub fn new(group: &str, version: &str) -> ApiPath {
         ApiPath(match group {
             "" => format!("/api/{version}"),
@@ -78,7 +78,8 @@ impl ApiPath {
     }
 }
 
-/// Why a text cannot be one segment of a path. Upstream: `rest.IsValidPathSegmentName`.
+/// Returns why a text cannot be one segment of a path; empty if it can. Upstream:
+/// `rest.IsValidPathSegmentName`.
 fn faults(segment: &str) -> Vec<String> {
     if matches!(segment, "." | "..") {
         return vec![format!("may not be '{segment}'")];
@@ -89,12 +90,12 @@ fn faults(segment: &str) -> Vec<String> {
 
 /// Returns a segment, escaped where it has to be.
 fn escape(text: &str) -> Cow<'_, str> {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
-    if text.bytes().all(plain) {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~:@!$&'()*+,;=".contains(&byte);
+    if text.bytes().all(is_plain) {
         return Cow::Borrowed(text);
     }
     let escaped = text.bytes().fold(String::new(), |mut escaped, byte| {
-        match plain(byte) {
+        match is_plain(byte) {
             true => escaped.push(byte as char),
             false => escaped.push_str(&format!("%{byte:02X}")),
         }

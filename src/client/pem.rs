@@ -18,12 +18,12 @@ pub fn certificates(text: &[u8]) -> Vec<CertificateDer<'static>> {
     decoded.collect()
 }
 
-/// A certificate in PEM, as Go writes it.
+/// Returns a certificate in PEM, as Go writes it.
 pub fn certificate_text(der: &[u8]) -> String {
     text("CERTIFICATE", der)
 }
 
-/// A block in PEM, as Go writes it.
+/// Returns a block in PEM with this label, as Go writes it.
 pub fn text(label: &'static str, der: &[u8]) -> String {
     der::pem::encode_string(label, LineEnding::LF, der).expect("the label is valid")
 }

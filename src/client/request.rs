@@ -28,8 +28,8 @@ const TRIES: u32 = 10;
 const RESET_WAIT: Duration = Duration::from_secs(1);
 
 impl Client {
-    /// GET of any path, below the address of the server: the body as it is. Upstream:
-    /// `AbsPath(path).DoRaw`.
+    /// Reads any path below the address of the server with GET, and returns the body as it is.
+    /// Upstream: `AbsPath(path).DoRaw`.
     pub async fn get_path(&self, path: &str) -> Result<Vec<u8>> {
         self.send(&Call::new("GET", path)).await
     }
@@ -84,10 +84,11 @@ impl Client {
         Ok(body)
     }
 
-    /// Sends a request as [`Self::send`] does, whose answer is not needed: the body is read, not
-    /// kept in memory.
+    /// Sends a request as [`Self::send`] does, and reads the body of its answer without keeping it
+    /// in memory.
     pub async fn send_and_drain(&self, call: &Call) -> Result<()> {
         if trace::current() != 0 {
+            // The trace shows the object in the answer.
             return self.send(call).await.map(drop);
         }
         let mut answer = self.open(call).await?;
@@ -103,7 +104,8 @@ impl Client {
         }
     }
 
-    /// Lists and watches that are read as they arrive are not counted.
+    /// Records the size of a body in the metric. Lists and watches that are read as they arrive are
+    /// not counted.
     fn count_response(&self, call: &Call, size: usize) {
         let labels = [call.method, self.inner.host.as_str()];
         RESPONSE_SIZE.with_label_values(&labels).observe(size as f64);
@@ -130,7 +132,7 @@ impl Client {
             }
         }
         let mut tries = 0;
-        let mut renewed = false;
+        let mut is_renewed = false;
         loop {
             tries += 1;
             let mut shown = Shown::default();
@@ -139,9 +141,9 @@ impl Client {
                 Err(error) => error,
             };
             let wait = match &error {
-                Error::Status(failure) if failure.code == 401 && !renewed => {
-                    renewed = true;
-                    self.inner.auth.refused(&shown);
+                Error::Status(failure) if failure.code == 401 && !is_renewed => {
+                    is_renewed = true;
+                    self.inner.auth.record_refusal(&shown);
                     Some(Duration::ZERO)
                 }
                 error => wait_before_retry(call, error, tries, fastrand::f64()),
@@ -212,6 +214,7 @@ impl Client {
         });
         let code = match &answer {
             Ok(answer) => u16::from(answer.status()).to_string(),
+            // A request that was not sent is not counted.
             Err(Error::GuardRefused { .. }) => return Err(guard_refused()),
             Err(error) if error.is_shadowed() => return Err(error.clone()),
             Err(_) => "<error>".to_owned(),
@@ -226,7 +229,7 @@ impl Client {
         }
         let retry_after =
             answer.header("retry-after").and_then(|value| value.as_str().parse().ok());
-        let is_text = answer.content_type().is_some_and(|of| of.basetype() == "text");
+        let is_text = answer.content_type().is_some_and(|mime| mime.basetype() == "text");
         let body = answer.body_bytes().await.unwrap_or_default();
         Err(Error::from_answer(call.to_string(), code, retry_after, is_text, &body))
     }
@@ -261,11 +264,14 @@ impl Client {
         for (name, value) in inner.impersonation.iter() {
             request.append_header(name.clone(), value.clone());
         }
-        request.ext_mut().insert(match (call.is_watch, inner.is_urgent) {
-            (true, _) => Purpose::Watch,
-            (false, true) => Purpose::Lease,
-            (false, false) => Purpose::Request,
-        });
+        let purpose = if call.is_watch {
+            Purpose::Watch
+        } else if inner.is_urgent {
+            Purpose::Lease
+        } else {
+            Purpose::Request
+        };
+        request.ext_mut().insert(purpose);
         Ok(request)
     }
 }
@@ -325,6 +331,7 @@ fn trace_write(call: &Call, body: &[u8], now: Duration) {
     let Ok(Answer { kind, metadata, details }) = serde_json::from_slice(body) else { return };
     match kind.as_str() {
         "Status" if !details.uid.is_empty() => {
+            // The Status does not name the namespace.
             let key = ObjectKey::cluster(&details.name);
             trace::wrote(&details.kind, &key, &details.uid, 0, now);
         }
@@ -336,7 +343,7 @@ fn trace_write(call: &Call, body: &[u8], now: Duration) {
     }
 }
 
-/// The kind of the object in the request's body.
+/// Returns the kind of the object in the request's body.
 fn kind_sent(call: &Call) -> String {
     #[derive(Deserialize)]
     struct Sent {
@@ -346,6 +353,7 @@ fn kind_sent(call: &Call) -> String {
     sent.map_or_else(String::new, |Sent { kind }| kind)
 }
 
+/// Returns the error of a request to which no whole answer came.
 pub(super) fn transport_error(call: &impl fmt::Display, error: std::io::Error) -> Error {
     Error::Transport { request: call.to_string(), source: error.into() }
 }

@@ -18,17 +18,20 @@ pub(super) struct ServedVersions {
 
 #[derive(Default)]
 struct Choices {
+    /// The resources of which versions are chosen.
     known: &'static [Versions],
     /// The resources to use in place of those in `known` that name another version.
     others: Vec<ResourceType>,
 }
 
+/// Returns whether both are the same resource, in any version.
 fn is_same(one: &ResourceType, other: &ResourceType) -> bool {
     one.group == other.group && one.plural == other.plural
 }
 
 impl ServedVersions {
-    /// Drops the choices that were made among others.
+    /// Sets the resources of which versions are chosen. Drops the choices that were made among
+    /// others.
     pub fn set_known(&self, known: &'static [Versions]) {
         let mut choices = self.choices.write();
         if choices.known != known {
@@ -36,8 +39,8 @@ impl ServedVersions {
         }
     }
 
-    /// Chooses again by what a server serves. A resource that it does not serve in a known version,
-    /// or of a group that cannot be read, stays as it is.
+    /// Chooses the versions again by what a server serves. A resource that it does not serve in a
+    /// known version, or of a group that cannot be read, stays as it is.
     pub fn observe(&self, found: &Discovery) {
         let mut choices = self.choices.write();
         for (resource, versions) in choices.known {
@@ -53,7 +56,7 @@ impl ServedVersions {
         }
     }
 
-    /// The resource in the version that the server serves.
+    /// Returns the resource in the version that the server serves.
     pub fn resolve(&self, resource: &ResourceType) -> ResourceType {
         let choices = self.choices.read();
         // Empty with most servers: each request comes here.

@@ -87,7 +87,7 @@ impl<T: Clone + Send + Sync + 'static> SingleFlight<T> {
 }
 
 impl<T: Clone> Run<T> {
-    /// Waits for the end of the run.
+    /// Waits for the end of the run, and returns its result.
     async fn result(&self) -> Result<T> {
         loop {
             let ended = self.ended.listen();
@@ -100,6 +100,7 @@ impl<T: Clone> Run<T> {
 }
 
 impl<T: Clone> Ending<T> {
+    /// Ends the run with `result`: the drop at the end of this call publishes it.
     fn finish(mut self, result: Result<T>) {
         self.result = Some(result);
     }

@@ -25,7 +25,7 @@ const STRUCTURE: [bool; 256] = {
 };
 
 impl Scanner {
-    /// Takes note of one byte.
+    /// Moves on by one byte: a string or a level of nesting may begin or end with it.
     fn step(&mut self, byte: u8) {
         if self.in_string {
             match byte {
@@ -94,6 +94,8 @@ impl DocumentSplitter {
                 };
                 bytes = &bytes[start..];
             }
+            // API servers write a document a line: most are found by the line's end, without a
+            // scan.
             let end = memchr(b'\n', bytes);
             let piece = &bytes[..end.unwrap_or(bytes.len())];
             bytes = end.map_or(&[], |end| &bytes[end + 1..]);
@@ -130,7 +132,7 @@ impl DocumentSplitter {
         self.scanned = self.document.len();
     }
 
-    /// Whether no part of a document is held: a body that ends here is whole.
+    /// Returns whether no part of a document is held: a body that ends here is whole.
     pub fn is_between(&self) -> bool {
         self.document.is_empty()
     }
@@ -141,7 +143,7 @@ impl DocumentSplitter {
     }
 }
 
-/// Recognizes a line that is one document, as API servers write them, without parsing it: the
+/// Returns whether a line is one document, as API servers write them, without parsing it: the
 /// numbers of its opening and closing braces are equal, and no second value begins in it. `false`
 /// does not mean that it is not a document.
 fn is_document(line: &[u8]) -> bool {
@@ -149,17 +151,17 @@ fn is_document(line: &[u8]) -> bool {
     line.first() == Some(&b'{')
         && line.last() == Some(&b'}')
         && count(b'{') == count(b'}')
-        && !breaks_off(line)
+        && !may_hold_two_values(line)
 }
 
-/// A document may end in this piece of a line.
+/// Returns whether a document may end in this piece of a line.
 fn may_end(piece: &[u8]) -> bool {
-    matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r')) || breaks_off(piece)
+    matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r')) || may_hold_two_values(piece)
 }
 
-/// A value ends and another begins, with only blanks between them: two documents, or text in a
-/// string. The byte before most braces rules both out at once.
-fn breaks_off(piece: &[u8]) -> bool {
+/// Returns whether a value ends and another begins, with only blanks between them: two documents,
+/// or text in a string. The byte before most braces rules both out at once.
+fn may_hold_two_values(piece: &[u8]) -> bool {
     memchr_iter(b'{', piece)
         .any(|brace| matches!(piece[..brace].trim_ascii_end().last(), Some(b'}' | b']')))
 }
@@ -175,14 +177,19 @@ pub enum ListPiece {
     End,
 }
 
+/// The part of a list's body to which the next byte belongs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Inside {
+    /// Before the list, or before the name of its next field.
     #[default]
     Nothing,
+    /// The name of a field.
     Key,
+    /// The field `items`, between two items.
     Items,
     Item,
     Metadata,
+    /// After the name of a field: its value, unless that is one of the above.
     Other,
 }
 
@@ -232,8 +239,8 @@ impl ListSplitter {
         }
     }
 
-    /// Scans one byte that is part of neither an item nor the metadata. `false`: it is the first of
-    /// one.
+    /// Scans one byte that is part of neither an item nor the metadata. Returns `false`, and does
+    /// not scan it, if it is the first byte of one.
     fn scan_outside(&mut self, byte: u8, found: &mut dyn FnMut(ListPiece)) -> bool {
         let (before, was_string) = (self.scanner.depth, self.scanner.in_string);
         if byte == b'{' && !was_string {
@@ -279,6 +286,7 @@ impl ListSplitter {
         true
     }
 
+    /// Passes on that the list is whole.
     fn end(&mut self, found: &mut dyn FnMut(ListPiece)) {
         self.done = true;
         self.inside = Inside::Nothing;

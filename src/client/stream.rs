@@ -49,7 +49,7 @@ fn is_protobuf(body: &http_types::Body) -> bool {
 }
 
 impl ListStream {
-    /// `request`: what the body answers, for errors.
+    /// Makes the stream of a list. `request`: what `body` answers, for errors.
     pub fn new(request: String, body: http_types::Body) -> ListStream {
         let splitter = match is_protobuf(&body) {
             true => Lists::Protobuf(ListFrames::default()),
@@ -99,7 +99,8 @@ impl ListStream {
         }
     }
 
-    /// The first item, decoded; `None` of an empty list. The rest of the list is not read.
+    /// Reads the first item and decodes it; `None` of an empty list. The rest of the list is not
+    /// read.
     pub async fn first<O: DeserializeOwned>(mut self) -> Result<Option<O>> {
         match self.next().await? {
             ListPart::Item(item) => self.decode(&item.bytes).map(Some),
@@ -142,7 +143,7 @@ enum Events {
 }
 
 impl Events {
-    /// Whether the bytes so far end with a whole event.
+    /// Returns whether the bytes so far end with a whole event.
     fn is_between(&self) -> bool {
         match self {
             Events::Json(splitter) => splitter.is_between(),
@@ -168,7 +169,7 @@ struct Envelope<'a> {
 }
 
 impl WatchStream {
-    /// `request`: what the body answers, for errors.
+    /// Makes the stream of a watch. `request`: what `body` answers, for errors.
     pub fn new(request: String, body: http_types::Body) -> WatchStream {
         let splitter = match is_protobuf(&body) {
             true => Events::Protobuf(WatchFrames::default()),
@@ -232,6 +233,7 @@ impl WatchStream {
         .await
     }
 
+    /// Frees the memory that holds no event and no part of one.
     fn shrink(&mut self) {
         self.found.shrink_to_fit();
         match &mut self.splitter {
@@ -241,9 +243,9 @@ impl WatchStream {
     }
 }
 
-/// Splits an event in the form that every API server writes, without another pass over the object:
-/// two fields, the type first (`metav1.WatchEvent`). With a third field the object would not
-/// decode.
+/// Splits an event into its type and its object, in the form that every API server writes, without
+/// another pass over the object: two fields, the type first (`metav1.WatchEvent`). With a third
+/// field the object would not decode.
 fn split_event(document: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = document.strip_prefix(br#"{"type":""#)?;
     let (kind, rest) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'"')?)?;
@@ -267,7 +269,7 @@ fn json_event(request: &str, document: &[u8]) -> Result<WatchEvent<Encoded>> {
     event(request, kind, json, || Ok(Encoded::json(buffer_pool::copied(json))))
 }
 
-/// An event of a protobuf watch.
+/// Decodes an event of a protobuf watch.
 fn protobuf_event(request: &str, frame: &[u8]) -> Result<WatchEvent<Encoded>> {
     let (kind, object) = frames::event(frame).map_err(undecoded(request))?;
     event(request, kind, object, || {
@@ -291,6 +293,7 @@ fn event(
         b"BOOKMARK" => {
             WatchEvent::Bookmark(Bookmark::decode(&object()?).map_err(undecoded(request))?)
         }
+        // ERROR, whose object is a Status. Any other type is treated in the same way.
         _ => {
             let code = Status::parse(encoded).map_or(500, |status| status.code);
             return Err(Error::from_answer(request.to_owned(), code, None, false, encoded));

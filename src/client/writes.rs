@@ -65,7 +65,7 @@ impl WriteCounter {
     }
 }
 
-/// Whether a path is `/api/v1/namespaces/NS/events`, or that of one event.
+/// Returns whether a path is `/api/v1/namespaces/NS/events`, or that of one event.
 fn is_event(path: &str) -> bool {
     let mut segments = path.split('/').skip(1);
     segments.next() == Some("api")

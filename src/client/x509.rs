@@ -22,6 +22,8 @@ use crate::objects::Timestamp;
 pub struct Certificate(CertificateInner<Raw>);
 
 impl Certificate {
+    /// Decodes a certificate.
+    ///
     /// # Errors
     /// When `der` is something else than one certificate.
     pub fn from_der(der: &[u8]) -> Result<Certificate, String> {
@@ -71,7 +73,7 @@ impl Certificate {
         attributes(&self.0.tbs_certificate.subject, kind)
     }
 
-    /// The DNS names among the alternative names; none when that extension is malformed.
+    /// Returns the DNS names among the alternative names; none when that extension is malformed.
     pub fn dns_names(&self) -> Vec<String> {
         let dns = self.alternative_names().filter_map(|name| match name {
             GeneralName::DnsName(name) => Some(name.to_string()),
@@ -97,7 +99,7 @@ impl Certificate {
         found.into_iter().flat_map(|(_, names)| names.0)
     }
 
-    /// Whether its extended usages, if it names any, include that of a server. A malformed
+    /// Returns whether its extended usages, if it names any, include that of a server. A malformed
     /// extension counts as none.
     pub fn may_serve(&self) -> bool {
         let found = self.0.tbs_certificate.get::<ExtendedKeyUsage>().ok().flatten();
@@ -111,7 +113,7 @@ impl Certificate {
 pub struct Request(CertReq);
 
 impl Request {
-    /// The first block of `text`, which must be a request.
+    /// Decodes the first block of `text`, which must be a request.
     ///
     /// # Errors
     /// When it is something else, or malformed.
@@ -139,6 +141,8 @@ impl Request {
     }
 }
 
+/// Returns the values of a name's attributes of one kind, in their order; `None` for one that is no
+/// text.
 fn attributes(name: &Name, kind: ObjectIdentifier) -> impl Iterator<Item = Option<String>> {
     let attributes = name.0.iter().flat_map(|set| set.0.iter());
     attributes.filter(move |one| one.oid == kind).map(|one| text_of(&one.value))
@@ -152,7 +156,7 @@ fn encoded(part: &impl Encode) -> Vec<u8> {
     part.to_der().expect("what was read can be written")
 }
 
-/// The text of a value; `None` when it is no text.
+/// Returns the text of a value; `None` when it is no text.
 fn text_of(value: &Any) -> Option<String> {
     string(value.tag().into(), value.value()).ok().flatten()
 }
@@ -163,26 +167,27 @@ fn text_of(value: &Any) -> Option<String> {
 /// # Errors
 /// When a byte is not allowed in a string of this type.
 pub fn string(tag: u8, bytes: &[u8]) -> Result<Option<String>, String> {
-    let checked = |good: bool, kind: &str| match good {
+    let text_if = |is_valid: bool, kind: &str| match is_valid {
         true => Ok(Some(String::from_utf8_lossy(bytes).into_owned())),
         false => Err(format!("asn1: invalid {kind}")),
     };
     match Tag::try_from(tag) {
-        Ok(Tag::Utf8String) => checked(std::str::from_utf8(bytes).is_ok(), "UTF8String"),
+        Ok(Tag::Utf8String) => text_if(std::str::from_utf8(bytes).is_ok(), "UTF8String"),
         Ok(Tag::PrintableString) => {
-            let good = |byte: &u8| is_printable(*byte) || matches!(byte, b'*' | b'&');
-            checked(bytes.iter().all(good), "PrintableString")
+            let is_allowed = |byte: &u8| is_printable(*byte) || matches!(byte, b'*' | b'&');
+            text_if(bytes.iter().all(is_allowed), "PrintableString")
         }
-        Ok(Tag::Ia5String) => checked(bytes.is_ascii(), "IA5String"),
+        Ok(Tag::Ia5String) => text_if(bytes.is_ascii(), "IA5String"),
         Ok(Tag::NumericString) => {
-            let good = bytes.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
-            checked(good, "NumericString")
+            let is_valid = bytes.iter().all(|byte| byte.is_ascii_digit() || *byte == b' ');
+            text_if(is_valid, "NumericString")
         }
         // Read as Latin-1.
         Ok(Tag::TeletexString) => Ok(Some(bytes.iter().copied().map(char::from).collect())),
         Ok(Tag::BmpString) => {
             let (units, rest) = bytes.as_chunks::<2>();
             let mut units: Vec<u16> = units.iter().copied().map(u16::from_be_bytes).collect();
+            // Go drops one final zero too.
             if units.last() == Some(&0) {
                 units.pop();
             }

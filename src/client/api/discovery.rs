@@ -26,7 +26,7 @@ pub struct ApiResource {
 }
 
 impl ApiResource {
-    /// Whether all of `verbs` are among those of the resource. Upstream:
+    /// Returns whether all of `verbs` are among those of the resource. Upstream:
     /// `discovery.SupportsAllVerbs`.
     pub fn supports(&self, verbs: &[&str]) -> bool {
         verbs.iter().all(|verb| self.verbs.iter().any(|known| known == verb))
@@ -45,7 +45,8 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// The resource of a kind in a version; `None` if none is known. Upstream: `RESTMapping`.
+    /// Returns the resource of a kind in a version; `None` if none is known. Upstream:
+    /// `RESTMapping`.
     pub fn resource_for(&self, group: &str, version: &str, kind: &str) -> Option<ResourceType> {
         let matches = |found: &&ApiResource| {
             let resource = &found.resource;
@@ -54,7 +55,7 @@ impl Discovery {
         self.resources.iter().find(matches).map(|found| found.resource.clone())
     }
 
-    /// The failures in one text, in a stable order; `None` without one. Upstream:
+    /// Returns the failures in one text, in a stable order; `None` without one. Upstream:
     /// `ErrGroupDiscoveryFailed`.
     pub fn failure(&self) -> Option<String> {
         let mut texts: Vec<String> =
@@ -72,8 +73,8 @@ impl Discovery {
 }
 
 impl ResourceType {
-    /// Whether its objects are of this kind, which may also be in lower case.
-    /// Upstream: `restmapper.NewDiscoveryRESTMapper`.
+    /// Returns whether its objects are of this kind, which may also be in lower case. Upstream:
+    /// `restmapper.NewDiscoveryRESTMapper`.
     pub(super) fn is_of_kind(&self, group: &str, kind: &str) -> bool {
         let is_lower = || !kind.bytes().any(|byte| byte.is_ascii_uppercase());
         let is_kind = self.kind == kind || (self.kind.eq_ignore_ascii_case(kind) && is_lower());
@@ -193,6 +194,8 @@ impl Client {
                 Err(error) if core && error.is_not_found() => continue,
                 body => body?,
             };
+            // A server without aggregated discovery answers in another form, which decodes as an
+            // empty list of another kind.
             let list: AggregatedList =
                 serde_json::from_slice(&body).map_err(undecoded(&call.to_string()))?;
             if list.kind == "APIGroupDiscoveryList" {
@@ -218,7 +221,8 @@ impl Client {
         Ok(found)
     }
 
-    /// Adds the resources of a group, with one request for each version.
+    /// Adds the resources of a group, with one request for each version, the preferred version
+    /// first.
     async fn add_legacy(&self, found: &mut Discovery, group: LegacyGroup) {
         let first = group.preferred_version.version.clone();
         let mut versions = group.versions;
@@ -235,6 +239,7 @@ impl Client {
                         found.add_resource(&group.name, &version, name, kind, namespaced, verbs);
                     }
                 }
+                // Tolerated, as upstream: a server may have no core group.
                 Err(error) if group.name.is_empty() && error.is_not_found() => {}
                 Err(error) => found.add_failure(&group.name, &version, |_| error.to_string()),
             }
@@ -269,7 +274,7 @@ impl Discovery {
         }
     }
 
-    /// Adds a resource; subresources are left out.
+    /// Adds a resource; subresources and entries without a kind are left out.
     fn add_resource(
         &mut self,
         group: &str,
@@ -292,13 +297,15 @@ impl Discovery {
         self.resources.push(ApiResource { resource, verbs, preferred: false });
     }
 
+    /// Records why a group version could not be read. `why` gets its name, such as `apps/v1`.
     fn add_failure(&mut self, group: &str, version: &str, why: impl FnOnce(&str) -> String) {
         let name = if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
         let why = why(&name);
         self.failures.insert(name, why);
     }
 
-    /// The server names a group's preferred version first.
+    /// Marks each resource in the version that comes first: the server names a group's preferred
+    /// version first.
     fn mark_preferred(&mut self) {
         let mut seen = std::collections::HashSet::new();
         for found in &mut self.resources {

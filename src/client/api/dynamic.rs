@@ -62,36 +62,36 @@ impl Dynamic {
         }
     }
 
-    /// The same, for a subresource: `status`, `scale`, `eviction`, `token`, `finalize`… Lists and
-    /// creations still address the resource itself.
+    /// Returns the same verbs for a subresource, such as `status`, `scale`, `eviction`, `token` or
+    /// `finalize`. Lists and creations still address the resource itself.
     pub fn subresource(mut self, name: &'static str) -> Dynamic {
         self.subresource = Some(name);
         self
     }
 
-    /// The same, for metadata only: answers are `PartialObjectMetadata`. A server that does not
-    /// know that form answers with whole objects. Upstream: `metadata.Interface`.
+    /// Returns the same verbs for metadata only: answers are `PartialObjectMetadata`. A server that
+    /// does not know that form answers with whole objects. Upstream: `metadata.Interface`.
     pub fn metadata_only(mut self) -> Dynamic {
         self.metadata_only = true;
         self
     }
 
-    /// The same, but the server stores no object that is created: the answer shows how it would be
-    /// stored, with the changes of admission. Upstream: `metav1.DryRunAll`.
+    /// Returns the same verbs, with which the server stores no object that is created: the answer
+    /// shows how it would be stored, with the changes of admission. Upstream: `metav1.DryRunAll`.
     pub fn dry_run(mut self) -> Dynamic {
         self.dry_run = true;
         self
     }
 
-    /// The same, for a reader that understands `form` besides JSON. It concerns lists page by page,
-    /// watches and the deletion of collections; [`Config::form`](crate::client::Config::form) may
-    /// restrict it to JSON.
+    /// Returns the same verbs for a reader that understands `form` besides JSON. It concerns lists
+    /// page by page, watches and the deletion of collections;
+    /// [`Config::form`](crate::client::Config::form) may restrict it to JSON.
     pub fn accepting(mut self, form: Form) -> Dynamic {
         self.form = if self.client.speaks_protobuf() { form } else { Form::Json };
         self
     }
 
-    /// The path of the collection, in a namespace unless that is empty.
+    /// Returns the path of the collection, in a namespace unless that is empty.
     fn collection(&self, namespace: &str) -> Result<ApiPath> {
         let ResourceType { group, version, plural, namespaced, .. } = &self.resource;
         let mut path = ApiPath::new(group, version);
@@ -113,13 +113,13 @@ impl Dynamic {
         Ok(call)
     }
 
-    /// Builds a request for one object. Without its namespace it would not find any.
-    /// Upstream: `requestPreflightCheck`.
+    /// Builds a request for one object, or for its subresource. Upstream: `requestPreflightCheck`.
     fn call(&self, method: &'static str, key: &ObjectKey) -> Result<Call> {
         let mut path = self.collection(&key.namespace)?.name(&key.name)?;
         if let Some(subresource) = self.subresource {
             path = path.subresource(subresource)?;
         }
+        // The path without the namespace would be that of no object.
         if self.resource.namespaced && key.namespace.is_empty() {
             let what = "an empty namespace may not be set when a resource name is provided";
             return Err(Error::Path(what.to_owned()));
@@ -136,12 +136,12 @@ impl Dynamic {
         self.client.fetch(&self.call("GET", key)?).await
     }
 
-    /// The media types of an answer with many objects, for readers of JSON alone.
+    /// Returns the media types of an answer with many objects, for readers of JSON alone.
     fn accept_many_in_json(&self) -> &'static str {
         if self.metadata_only { ALL_METADATA } else { JSON }
     }
 
-    /// The same, for readers of `self.form` as well.
+    /// Returns the media types of an answer with many objects, for readers of `self.form` as well.
     fn accept_many(&self) -> &'static str {
         match (self.form, self.metadata_only) {
             (Form::Json, _) => self.accept_many_in_json(),

@@ -22,8 +22,9 @@ use crate::objects::{
 };
 
 impl Client {
-    /// The verbs over any resource. See [`Dynamic`] for their errors, which are those of the verbs
-    /// below as well. Of the resources of [`Client::choose_versions`] it is the served version.
+    /// Returns the verbs over any resource. See [`Dynamic`] for their errors, which are those of
+    /// the verbs below as well. Of the resources of [`Client::choose_versions`] it is the served
+    /// version.
     pub fn resource(&self, resource: &ResourceType) -> Dynamic {
         Dynamic::new(self.clone(), self.served(resource))
     }
@@ -115,8 +116,8 @@ impl Client {
         self.resource(&T::RESOURCE).patch(key, patch).await
     }
 
-    /// Adds a finalizer to an object, which is of a cache. A conflict (409) if the object has a
-    /// newer version: the finalizers that others have set meanwhile stay. Upstream:
+    /// Adds a finalizer to an object that was read from a cache. A conflict (409) if the object has
+    /// a newer version: the finalizers that others have set meanwhile stay. Upstream:
     /// controller-runtime's `controllerutil.AddFinalizer`.
     pub async fn add_finalizer<T: Object + Resource>(
         &self,
@@ -128,9 +129,9 @@ impl Client {
         self.set_finalizers(object, finalizers.collect()).await
     }
 
-    /// Removes a finalizer from an object, which is of a cache; the last one lets an object go that
-    /// is being deleted. An object that is gone is a success, a newer version a conflict (409).
-    /// Upstream: controller-runtime's `controllerutil.RemoveFinalizer`.
+    /// Removes a finalizer from an object that was read from a cache; without its last one the
+    /// server removes an object that is being deleted. An object that is gone is a success, a newer
+    /// version a conflict (409). Upstream: controller-runtime's `controllerutil.RemoveFinalizer`.
     pub async fn remove_finalizer<T: Object + Resource>(
         &self,
         object: &T,
@@ -185,6 +186,8 @@ struct WithStatus<'a, S> {
 }
 
 impl<'a, S> WithStatus<'a, S> {
+    /// Makes the body of a PUT: the metadata of `object` with `status`, under the version and kind
+    /// of `resource`.
     fn new<T: WholeMeta>(
         object: &'a T,
         resource: ResourceType,

@@ -68,8 +68,8 @@ impl Scales {
         scale.converted().map_err(Error::Scale)
     }
 
-    /// The path always has the namespace, so an object of the whole cluster is not found. Otherwise
-    /// a user of one namespace could scale it.
+    /// Returns the verbs on the Scale of an object. The path always has the namespace, so an object
+    /// of the whole cluster is not found. Otherwise a user of one namespace could scale it.
     fn scale_of(&self, resource: &ResourceType, key: &ObjectKey) -> Dynamic {
         let namespaced = !key.namespace.is_empty();
         let resource = ResourceType { namespaced, ..resource.clone() };
@@ -93,7 +93,7 @@ impl Scales {
         updated.converted().map_err(Error::Scale)
     }
 
-    /// Whether objects of a resource have a Scale at all. Asks the server each time.
+    /// Returns whether objects of a resource have a Scale at all. Asks the server each time.
     pub async fn are_served(&self, resource: &ResourceType) -> Result<bool> {
         let path = ApiPath::new(&resource.group, &resource.version);
         let served: Served = self.client.fetch(&path.call("GET")).await?;
@@ -117,7 +117,8 @@ struct ServedResource {
 }
 
 impl Discovery {
-    /// Searches the discovered resources for [`Scales::resources_of`].
+    /// Returns the discovered resources of a kind, each in its preferred version; with `version`,
+    /// only those that are served in it as well. For [`Scales::resources_of`].
     fn resources_of(&self, group: &str, kind: &str, version: Option<&str>) -> Vec<ResourceType> {
         let of_kind = |found: &&ApiResource| found.resource.is_of_kind(group, kind);
         let is_served_in = |plural: &str, version: &str| {

@@ -28,7 +28,8 @@ pub(super) struct File {
 }
 
 impl File {
-    /// Parses the first document; further ones are ignored, as in Go. `Err`: the fault.
+    /// Parses the first document of a kubeconfig, and checks its version and that no name occurs
+    /// twice. Further documents are ignored, as in Go. `Err`: the fault.
     pub fn parse(text: &[u8]) -> std::result::Result<File, String> {
         let first = serde_yaml_ng::Deserializer::from_slice(text).next();
         let read = first.map(Option::<File>::deserialize).transpose();
@@ -71,12 +72,12 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// `#[serde(deserialize_with = "text")]`
+/// Deserializes a text as `Text` does, for `#[serde(deserialize_with = "text")]`.
 pub(super) fn text<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
     Ok(Text::deserialize(from)?.0)
 }
 
-/// A list, or null; a null in it is an empty item.
+/// Deserializes a list, or null; a null in it is an empty item.
 pub(super) fn items<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> std::result::Result<Vec<T>, D::Error> {
@@ -84,14 +85,14 @@ pub(super) fn items<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     Ok(items.into_iter().map(Option::unwrap_or_default).collect())
 }
 
-/// A list of texts, or null.
+/// Deserializes a list of texts, or null.
 pub(super) fn texts<'de, D: Deserializer<'de>>(
     from: D,
 ) -> std::result::Result<Vec<String>, D::Error> {
     Ok(items::<D, Text>(from)?.into_iter().map(|Text(text)| text).collect())
 }
 
-/// Lists of texts by name; a null is an empty one.
+/// Deserializes lists of texts by name; a null is an empty one.
 fn texts_by_name<'de, D: Deserializer<'de>>(
     from: D,
 ) -> std::result::Result<BTreeMap<String, Vec<String>>, D::Error> {
@@ -114,7 +115,8 @@ fn require_unique<'a>(
     Ok(())
 }
 
-/// Returns the text of an error without the malformed value, which may be a token or a key.
+/// Returns the text of an error without the malformed value, which may be a token or a key: of
+/// `invalid type: string "…", expected a map` the quoted part is left out.
 pub fn without_value(error: &impl fmt::Display) -> String {
     let text = error.to_string();
     let starts = ["invalid type: ", "invalid value: "];
@@ -173,7 +175,7 @@ impl Cluster {
         faults
     }
 
-    /// The extension for credential plugins.
+    /// Returns the extension for credential plugins, null without one.
     pub fn into_exec_config(self) -> serde_json::Value {
         let name = "client.authentication.k8s.io/exec";
         let mut extensions = self.extensions.into_iter();
@@ -239,7 +241,7 @@ pub(super) struct AuthProvider {
 }
 
 impl AuthProvider {
-    /// Why it cannot be used. Upstream: `rest.GetAuthProvider`.
+    /// Returns why it cannot be used. Upstream: `rest.GetAuthProvider`.
     pub fn fault(&self) -> String {
         match self.name.as_str() {
             name @ ("azure" | "gcp") => format!("The {name} auth plugin has been removed."),
@@ -249,6 +251,7 @@ impl AuthProvider {
     }
 }
 
+/// Returns the fault that a field is given both as a file and as data.
 fn both_specified(field: &str, name: &str) -> String {
     format!("{field}-data and {field} are both specified for {name}")
 }
@@ -260,16 +263,17 @@ impl User {
     pub fn faults(&self, name: &str) -> Vec<String> {
         let mut faults = Vec::new();
         let is_set = |field: &String| !field.is_empty();
-        let certificate = (&self.client_certificate_data, &self.client_certificate);
-        let key = (&self.client_key_data, &self.client_key);
-        if is_set(certificate.0) || is_set(certificate.1) {
-            if is_set(certificate.0) && is_set(certificate.1) {
+        let (certificate_data, certificate_file) =
+            (is_set(&self.client_certificate_data), is_set(&self.client_certificate));
+        let (key_data, key_file) = (is_set(&self.client_key_data), is_set(&self.client_key));
+        if certificate_data || certificate_file {
+            if certificate_data && certificate_file {
                 faults.push(both_specified("client-certificate", name));
             }
-            if is_set(key.0) && is_set(key.1) {
+            if key_data && key_file {
                 faults.push(both_specified("client-key", name));
             }
-            if !is_set(key.0) && !is_set(key.1) {
+            if !key_data && !key_file {
                 faults.push(format!(
                     "client-key-data or client-key must be specified for {name} to use the \
                      clientCert authentication method"
@@ -290,9 +294,9 @@ impl User {
                  only one is allowed"
             ));
         }
-        let more =
+        let has_attributes =
             is_set(&self.as_uid) || !self.as_groups.is_empty() || !self.as_user_extra.is_empty();
-        if more && self.r#as.is_empty() {
+        if has_attributes && self.r#as.is_empty() {
             faults.push(format!(
                 "requesting uid, groups or user-extra for {name} without impersonating a user"
             ));
@@ -300,6 +304,7 @@ impl User {
         faults
     }
 
+    /// Returns the identity to act as; `None` when no user is named.
     pub fn impersonation(&self) -> Option<Impersonation> {
         (!self.r#as.is_empty()).then(|| Impersonation {
             user: self.r#as.clone(),

@@ -10,7 +10,7 @@ use crate::client::credentials::token_of;
 use crate::client::{Error, Result};
 
 impl Config {
-    /// The configuration of a kubeconfig: [`Config::parse`] of the file at `path`.
+    /// Reads the kubeconfig at `path`: see [`Config::parse`].
     ///
     /// # Errors
     /// [`Error::Config`] names the file and the fault in it.
@@ -123,8 +123,8 @@ fn tls(cluster: &Cluster, user: &User, folder: &Path) -> std::result::Result<Tls
 
 impl User {
     /// Chooses the credentials of the user. A plugin comes last: it is used when the user has no
-    /// others.
-    /// Upstream: `exec.Authenticator.UpdateTransportConfig`.
+    /// others. `has_certificate`: the user has a client certificate. Upstream:
+    /// `exec.Authenticator.UpdateTransportConfig`.
     fn credentials(
         self,
         cluster: Cluster,
@@ -144,6 +144,7 @@ impl User {
             let path = folder.join(&self.token_file);
             let fallback = Some(self.token).filter(|token| !token.is_empty());
             if fallback.is_none() {
+                // Without a fallback an unreadable file is a fault of the configuration.
                 token_of(&path)?;
             }
             return Ok(Credentials::TokenFile { path, fallback });

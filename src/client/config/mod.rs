@@ -26,7 +26,7 @@ pub enum Pem {
 }
 
 impl Pem {
-    /// The text as it is now. Blocks for the time of reading a file.
+    /// Returns the text as it is now. Blocks for the time of reading a file.
     ///
     /// # Errors
     /// [`Error::Config`] when the file cannot be read.
@@ -215,9 +215,9 @@ impl Config {
         }
     }
 
-    /// The configuration of the kubeconfig, where `master` replaces the address in it; of the
-    /// address alone; or of the Pod's environment. Reads files; blocks meanwhile. Upstream:
-    /// `clientcmd.BuildConfigFromFlags`.
+    /// Reads the configuration: from `kubeconfig`, whose address `master` replaces; without it, for
+    /// the address `master`; without both, from the Pod's environment. Reads files; blocks
+    /// meanwhile. Upstream: `clientcmd.BuildConfigFromFlags`.
     ///
     /// # Errors
     /// [`Error::Config`] names the file and the fault.
@@ -247,6 +247,7 @@ impl Config {
         let host = if host.contains(':') { format!("[{host}]") } else { host };
         let mut config = Config::new(format!("https://{host}:{port}"));
         let token = Path::new(FOLDER).join("token");
+        // A token that cannot be read is a fault now, not at the first request.
         read_file(&token)?;
         config.credentials = Credentials::TokenFile { path: token, fallback: None };
         let ca = Path::new(FOLDER).join("ca.crt");
@@ -258,19 +259,19 @@ impl Config {
     }
 }
 
-/// Whether the environment has the variables of a Pod. Upstream: `rest.ErrNotInCluster` where it
-/// has not.
+/// Returns whether the environment has the variables of a Pod. Upstream: `rest.ErrNotInCluster`
+/// where it has not.
 pub fn is_in_cluster() -> bool {
     address_in_pod().is_some()
 }
 
-/// Host and port of the API server as a Pod's environment has them.
+/// Returns host and port of the API server as a Pod's environment has them.
 fn address_in_pod() -> Option<(String, String)> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     Some((variable("KUBERNETES_SERVICE_HOST")?, variable("KUBERNETES_SERVICE_PORT")?))
 }
 
-/// `host` with its scheme in lower case; without one, the scheme is http.
+/// Returns `host` with its scheme in lower case; without one, the scheme is http.
 fn address(host: &str) -> String {
     match host.trim_end_matches('/').split_once("://") {
         Some((scheme, host)) => format!("{}://{host}", scheme.to_ascii_lowercase()),
@@ -278,6 +279,7 @@ fn address(host: &str) -> String {
     }
 }
 
+/// Reads a file that the configuration names.
 pub(super) fn read_file(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|error| Error::Config(format!("{}: {error}", path.display())))
 }

@@ -52,6 +52,8 @@ pub(in crate::client) struct Plugin {
 }
 
 impl Plugin {
+    /// Prepares the plugin, which first runs for a request. `Err`: the certificate authority that
+    /// it gets cannot be read.
     pub fn new(exec: &Exec, config: &Config, clock: &SharedClock) -> Result<Plugin> {
         let cluster = exec.provide_cluster_info.then(|| cluster_of(exec, config)).transpose()?;
         Ok(Plugin {
@@ -62,6 +64,7 @@ impl Plugin {
         })
     }
 
+    /// Returns the last output of the plugin, or runs it when that has expired.
     pub async fn credentials(&self) -> Result<Arc<Issued>> {
         let now = self.clock.now();
         let run = || {
@@ -71,8 +74,9 @@ impl Plugin {
         self.issued.get(|issued| issued.is_current(now), run).await
     }
 
-    /// The server refused `shown`: unless it was replaced since, the plugin runs again.
-    pub fn refused(&self, shown: &Arc<Issued>) {
+    /// Makes the plugin run again because the server has refused `shown`, unless that was replaced
+    /// since.
+    pub fn record_refusal(&self, shown: &Arc<Issued>) {
         self.issued.reset_if(|issued| Arc::ptr_eq(issued, shown));
     }
 }
@@ -153,8 +157,8 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
     parse_answer(&exec.api_version, &output.stdout).map_err(fault)
 }
 
-/// Whether a plugin may ask a person. `Err`: it has to, and there is no terminal.
-/// Upstream: `isInteractive`.
+/// Returns whether a plugin may ask a person. `Err`: it has to, and there is no terminal. Upstream:
+/// `isInteractive`.
 fn is_interactive(mode: &str, is_terminal: bool) -> std::result::Result<bool, &'static str> {
     match mode {
         "Never" => Ok(false),
@@ -183,17 +187,17 @@ fn parse_answer(api_version: &str, answer: &[u8]) -> std::result::Result<Issued,
         return Err("its answer has no status".to_owned());
     };
     let Status { token, client_certificate_data, client_key_data, expiration_timestamp } = status;
-    let pair = match (client_certificate_data.is_empty(), client_key_data.is_empty()) {
-        (true, true) if token.is_empty() => {
-            return Err("its answer holds neither a token nor a certificate and key".to_owned());
-        }
-        (true, true) => None,
-        (false, false) => Some(Pair {
-            certificate: client_certificate_data.into_bytes(),
-            key: client_key_data.into_bytes(),
-        }),
-        _ => return Err("its answer holds only a certificate or a key, not both".to_owned()),
-    };
+    let has_certificate = !client_certificate_data.is_empty();
+    if has_certificate == client_key_data.is_empty() {
+        return Err("its answer holds only a certificate or a key, not both".to_owned());
+    }
+    if !has_certificate && token.is_empty() {
+        return Err("its answer holds neither a token nor a certificate and key".to_owned());
+    }
+    let pair = has_certificate.then(|| Pair {
+        certificate: client_certificate_data.into_bytes(),
+        key: client_key_data.into_bytes(),
+    });
     let token = Some(token).filter(|token| !token.is_empty());
     Ok(Issued { token, pair, expires: expiration_timestamp })
 }
@@ -273,9 +277,9 @@ mod tests {
         let token = || ask().token.clone().unwrap();
         assert_eq!([token(), token()], ["1", "1"]);
         let first = ask();
-        plugin.refused(&first);
+        plugin.record_refusal(&first);
         assert_eq!(token(), "2");
-        plugin.refused(&first);
+        plugin.record_refusal(&first);
         assert_eq!(token(), "2", "it was replaced already");
         clock.advance(std::time::Duration::from_secs(201));
         assert_eq!(token(), "3", "expired");

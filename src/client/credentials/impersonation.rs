@@ -9,9 +9,9 @@ use crate::client::{Error, Result};
 /// Returns the headers that ask to act as another user.
 /// Upstream: `transport.NewImpersonatingRoundTripper`.
 pub(in crate::client) fn impersonation(
-    of: &Impersonation,
+    identity: &Impersonation,
 ) -> Result<Vec<(HeaderName, HeaderValue)>> {
-    let Impersonation { user, uid, groups, extra } = of;
+    let Impersonation { user, uid, groups, extra } = identity;
     let mut headers = vec![("impersonate-user".to_owned(), user)];
     if !uid.is_empty() {
         headers.push(("impersonate-uid".to_owned(), uid));
@@ -29,18 +29,19 @@ pub(in crate::client) fn impersonation(
     built.collect()
 }
 
-/// `Err`: the text does not fit in a header.
+/// Returns `text` as the value of a header. `Err`: it does not fit in one.
 pub(in crate::client) fn header_value(
     text: &str,
 ) -> std::result::Result<HeaderValue, http_types::Error> {
     HeaderValue::from_bytes(text.as_bytes().to_vec())
 }
 
-/// Escapes a part of a header's name: `%`, and what a name must not contain, by its code.
+/// Escapes a part of a header's name: `%` and each byte that a name must not contain become `%` and
+/// their code.
 fn header_escape(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$&'*+-.^_`|~".contains(&byte);
     text.bytes().fold(String::new(), |mut escaped, byte| {
-        match plain(byte) {
+        match is_plain(byte) {
             true => escaped.push(byte as char),
             false => escaped.push_str(&format!("%{byte:02X}")),
         }

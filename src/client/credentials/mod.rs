@@ -29,6 +29,7 @@ pub type TokenProvider =
 /// How long the content of a token file is used before the file is read again.
 const FILE_LIFETIME: Duration = Duration::from_secs(60);
 
+/// Where the credentials of a client's requests come from.
 pub(super) enum Auth {
     None,
     Fixed(String),
@@ -36,11 +37,13 @@ pub(super) enum Auth {
         path: PathBuf,
         fallback: Option<String>,
         clock: SharedClock,
+        /// The token that was read last, and until when it is used.
         read: Mutex<Option<(String, Duration)>>,
     },
     Exec(Arc<Plugin>),
     Provider {
         provider: TokenProvider,
+        /// The token that the server has refused since the provider was called last.
         refused: Mutex<Option<String>>,
     },
 }
@@ -53,8 +56,9 @@ pub(super) struct Shown {
     issued: Option<Arc<Issued>>,
 }
 
-fn bearer(token: &str) -> Option<String> {
-    Some(format!("Bearer {token}"))
+/// Returns the value of the header `Authorization` with a token.
+fn bearer(token: &str) -> String {
+    format!("Bearer {token}")
 }
 
 impl Auth {
@@ -68,7 +72,7 @@ impl Auth {
     ) -> Auth {
         match credentials {
             Credentials::None => Auth::None,
-            Credentials::Token(token) => Auth::Fixed(format!("Bearer {}", token.trim())),
+            Credentials::Token(token) => Auth::Fixed(bearer(token.trim())),
             Credentials::Basic { user, password } => {
                 let pair = format!("{user}:{password}");
                 let encoded = base64::engine::general_purpose::STANDARD.encode(pair);
@@ -97,7 +101,7 @@ impl Auth {
                 let refused = refused.lock().take();
                 let token =
                     provider(refused).await.map_err(|error| Error::Credentials(error.into()))?;
-                bearer(&token)
+                Some(bearer(&token))
             }
             Auth::File { path, fallback, clock, read: known } => {
                 let now = clock.monotonic();
@@ -113,27 +117,26 @@ impl Auth {
                     }
                 }
                 let token = known.as_ref().map(|(token, _)| token).or(fallback.as_ref());
-                token.and_then(|token| bearer(token))
+                token.map(|token| bearer(token))
             }
             Auth::Exec(plugin) => {
                 let issued = plugin.credentials().await?;
-                let header = issued.token.as_deref().and_then(bearer);
+                let header = issued.token.as_deref().map(bearer);
                 return Ok(Shown { header, issued: Some(issued) });
             }
         };
         Ok(Shown { header, issued: None })
     }
 
-    /// Takes note that the server refused the credentials `shown`: the next request shows fresh
-    /// ones.
-    pub fn refused(&self, shown: &Shown) {
+    /// Records that the server refused the credentials `shown`: the next request shows fresh ones.
+    pub fn record_refusal(&self, shown: &Shown) {
         match self {
             Auth::File { read, .. } => {
                 *read.lock() = None;
             }
             Auth::Exec(plugin) => {
                 if let Some(issued) = &shown.issued {
-                    plugin.refused(issued);
+                    plugin.record_refusal(issued);
                 }
             }
             Auth::Provider { refused, .. } => {
@@ -145,7 +148,7 @@ impl Auth {
     }
 }
 
-/// The token in a file, without blanks around it.
+/// Reads the token in a file, without blanks around it.
 pub(super) fn token_of(path: &std::path::Path) -> Result<String> {
     let bytes = read_file(path)?;
     match String::from_utf8_lossy(&bytes).trim() {
@@ -182,7 +185,7 @@ mod tests {
         std::fs::write(&path, "\n").unwrap();
         clock.advance(FILE_LIFETIME);
         assert_eq!(header(), "Bearer two", "an empty file has no token");
-        auth.refused(&Shown::default());
+        auth.record_refusal(&Shown::default());
         assert!(block_on(auth.show()).is_err());
         std::fs::remove_file(&path).unwrap();
         assert!(block_on(auth.show()).is_err());
@@ -208,7 +211,7 @@ mod tests {
         });
         let shown = block_on(auth.show()).unwrap();
         assert_eq!(shown.header.as_deref(), Some("Bearer t"));
-        auth.refused(&shown);
+        auth.record_refusal(&shown);
         for _ in 0..2 {
             block_on(auth.show()).unwrap();
         }

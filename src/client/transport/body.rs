@@ -34,8 +34,8 @@ impl<R> IdleLimit<R> {
     }
 }
 
-/// Returns the bytes that were read, or an error when the time for them is over.
-fn limited<T>(
+/// Returns `read` when it is ready, or an error when the next piece has taken longer than `limit`.
+fn or_time_out<T>(
     read: Poll<io::Result<T>>,
     deadline: &mut Mutex<Option<Sleep>>,
     limit: Duration,
@@ -62,7 +62,7 @@ impl<R: AsyncRead> AsyncRead for IdleLimit<R> {
     ) -> Poll<io::Result<usize>> {
         let this = self.project();
         let read = this.reader.poll_read(context, output);
-        limited(read, this.deadline, *this.limit, this.clock, context)
+        or_time_out(read, this.deadline, *this.limit, this.clock, context)
     }
 }
 
@@ -70,7 +70,7 @@ impl<R: AsyncBufRead> AsyncBufRead for IdleLimit<R> {
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.project();
         let read = this.reader.poll_fill_buf(context);
-        limited(read, this.deadline, *this.limit, this.clock, context)
+        or_time_out(read, this.deadline, *this.limit, this.clock, context)
     }
 
     fn consume(self: Pin<&mut Self>, count: usize) {

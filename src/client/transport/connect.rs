@@ -127,6 +127,7 @@ impl Connector {
     }
 }
 
+/// Turns on TCP's keep-alive, so that a peer that has vanished is noticed.
 fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(tcp, true)?;
     sockopt::set_tcp_keepidle(tcp, KEEP_ALIVE_AFTER)?;

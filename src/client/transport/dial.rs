@@ -34,15 +34,16 @@ pub(super) async fn dial(host: &str, port: u16, clock: &SharedClock) -> io::Resu
 /// Sorts the addresses so that both families alternate, beginning with the family of the first
 /// address.
 fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
-    let first = addresses.first().is_some_and(SocketAddr::is_ipv4);
-    let (own, other): (Vec<_>, Vec<_>) =
-        addresses.into_iter().partition(|address| address.is_ipv4() == first);
-    let mut sorted = Vec::with_capacity(own.len() + other.len());
-    let (mut own, mut other) = (own.into_iter(), other.into_iter());
+    let count = addresses.len();
+    let first_is_ipv4 = addresses.first().is_some_and(SocketAddr::is_ipv4);
+    let (first_family, other_family): (Vec<_>, Vec<_>) =
+        addresses.into_iter().partition(|address| address.is_ipv4() == first_is_ipv4);
+    let mut sorted = Vec::with_capacity(count);
+    let (mut first_family, mut other_family) = (first_family.into_iter(), other_family.into_iter());
     loop {
         let before = sorted.len();
-        sorted.extend(own.next());
-        sorted.extend(other.next());
+        sorted.extend(first_family.next());
+        sorted.extend(other_family.next());
         if sorted.len() == before {
             return sorted;
         }

@@ -50,8 +50,9 @@ pub(super) fn write_head(
             push(&[name.as_str(), ": ", value.as_str(), "\r\n"]);
         }
     }
-    let has_body = matches!(request.method(), Method::Post | Method::Put | Method::Patch);
-    if length > 0 || has_body {
+    // These have a length even without a body.
+    let may_have_body = matches!(request.method(), Method::Post | Method::Put | Method::Patch);
+    if length > 0 || may_have_body {
         push(&["content-length: ", &length.to_string(), "\r\n"]);
     }
     push(&["\r\n"]);
@@ -107,8 +108,8 @@ async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head>
     // The beginning of a head that arrives in pieces; most come in one.
     let mut before = Vec::new();
     loop {
-        let there = io.fill_buf().await?;
-        if there.is_empty() {
+        let arrived = io.fill_buf().await?;
+        if arrived.is_empty() {
             let what = if before.is_empty() {
                 "closed before an answer came"
             } else {
@@ -116,11 +117,11 @@ async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head>
             };
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
         }
-        let (seen, count) = (before.len(), there.len());
+        let (seen, count) = (before.len(), arrived.len());
         if seen > 0 {
-            before.extend_from_slice(there);
+            before.extend_from_slice(arrived);
         }
-        let parsed = parse_head(if seen > 0 { &before } else { there })?;
+        let parsed = parse_head(if seen > 0 { &before } else { arrived })?;
         match parsed {
             Some((head, length)) => {
                 io.consume(length - seen);
@@ -134,7 +135,7 @@ async fn read_one_head(io: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Head>
             }
             None => {
                 if seen == 0 {
-                    before.extend_from_slice(there);
+                    before.extend_from_slice(arrived);
                 }
                 io.consume(count);
             }

@@ -182,7 +182,7 @@ impl Shared {
         work.or(late).await
     }
 
-    /// A new connection, within [`CONNECT_TIMEOUT`].
+    /// Opens a new connection, within [`CONNECT_TIMEOUT`].
     async fn connect(
         &self,
         url: &Url,
@@ -202,6 +202,7 @@ impl Shared {
         url: &Url,
         config: Option<Arc<ClientConfig>>,
     ) -> io::Result<Connection> {
+        // Until then it prefers a connection that another request gives back; `None`: no longer.
         let mut patience = Some(self.connector.clock.sleep(DIAL_ANYWAY));
         let mut dialing: Option<Task<io::Result<()>>> = None;
         let mut dialed = 0;
@@ -308,7 +309,7 @@ impl Shared {
         let head = self.with_timeout(self.timeout, "the answer", work).await;
         if let Some(guard) = guard {
             match &head {
-                // The client's own limit is longer than the server's.
+                // The client's own limit is longer than the server's, which has ended the request.
                 Err(error)
                     if error.kind() == io::ErrorKind::TimedOut
                         && error.raw_os_error().is_none() =>
@@ -335,11 +336,11 @@ impl Shared {
         let mut reader = BodyReader { connection: Some(connection), framing, pool, permit };
         reader.finish_if_done();
         // The answer to a watch that failed is not a stream: its body has an end.
-        let streams = purpose == Purpose::Watch && head.status.is_success();
-        let mut body = match (streams, rotations.filter(|_| tls.may_rotate())) {
+        let is_stream = purpose == Purpose::Watch && head.status.is_success();
+        let mut body = match (is_stream, rotations.filter(|_| tls.may_rotate())) {
             (true, None) => http_types::Body::from_reader(reader, None),
             (true, Some(count)) => {
-                self.check_certificate();
+                self.start_certificate_checks();
                 let reader = UntilRotated::new(reader, tls.rotations().clone(), count);
                 http_types::Body::from_reader(reader, None)
             }
@@ -359,7 +360,7 @@ impl Shared {
     }
 
     /// Starts the task by which watches notice a new client certificate when no request does.
-    fn check_certificate(self: &Arc<Self>) {
+    fn start_certificate_checks(self: &Arc<Self>) {
         if self.connector.tls.may_be_replaced() && !self.has_checks.swap(true, Ordering::Relaxed) {
             task::spawn(check_certificate(Arc::downgrade(self), self.connector.clock.clone()));
         }

@@ -93,18 +93,18 @@ impl Pool {
         None
     }
 
-    /// Resolves when a connection has become idle since this call. Of those who wait, each
-    /// connection wakes one; one who is dropped passes the notification on.
+    /// Returns a future that resolves when a connection has become idle since this call. Of those
+    /// who wait, each connection wakes one; one who is dropped passes the notification on.
     pub fn returned(&self) -> EventListener {
         self.returned.listen()
     }
 
-    /// `None` while several connections are being opened.
+    /// Takes a permit to open one more connection; `None` while several are being opened.
     pub fn dial_slot(&self) -> Option<SemaphoreGuardArc> {
         self.dial_slots.try_acquire_arc()
     }
 
-    /// Keeps a connection, if there is room.
+    /// Keeps a connection for another request, if there is room. One with unread bytes is closed.
     pub fn put(self: &Arc<Self>, connection: Connection) {
         let mut idle = self.idle.lock();
         if connection.io.buffer().is_empty() && idle.connections.len() < POOL_SIZE + OVERFLOW {

@@ -70,6 +70,8 @@ pub(super) fn proxy_for(
     Proxy::parse(&address).map(Some).map_err(|why| Error::Config(format!("{upper}: {why}")))
 }
 
+/// Returns the host of `url` in lower case, without the brackets of an IPv6 address and without a
+/// dot at its end.
 fn bare_host(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_ascii_lowercase()
@@ -100,12 +102,13 @@ impl Proxy {
         Ok(Proxy { kind, host, port: url.port().unwrap_or(usual_port), login })
     }
 
-    /// Whether the proxy gets the requests to `server` themselves, since no TLS protects them.
+    /// Returns whether the proxy gets the requests to `server` themselves, since no TLS protects
+    /// them.
     pub fn forwards_to(&self, server: &Url) -> bool {
         server.scheme() == "http" && self.kind != Kind::Socks5
     }
 
-    /// The value of `Proxy-Authorization`.
+    /// Returns the value of the header `Proxy-Authorization`; `None` without a login.
     pub fn authorization(&self) -> Option<String> {
         let (user, password) = self.login.as_ref()?;
         let pair = [user.as_slice(), password].join(&b':');

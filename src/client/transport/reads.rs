@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+/// The only review with a namespace.
 const LOCAL: &str = "localsubjectaccessreviews";
 
 /// Groups whose objects are reviews: the API server answers them and stores nothing.
@@ -25,8 +26,8 @@ impl fmt::Display for WriteRefused {
 
 impl std::error::Error for WriteRefused {}
 
-/// Whether a request changes nothing: it fetches, or creates a review. `path`: without the prefix
-/// of the server's address.
+/// Returns whether a request changes nothing: it fetches, or creates a review. `path`: without the
+/// prefix of the server's address.
 pub(in crate::client) fn is_read(method: &str, path: &str) -> bool {
     match method {
         "GET" | "HEAD" | "OPTIONS" => true,
@@ -35,7 +36,8 @@ pub(in crate::client) fn is_read(method: &str, path: &str) -> bool {
     }
 }
 
-/// `/apis/GROUP/VERSION/REVIEWS` or `/apis/GROUP/VERSION/namespaces/NAMESPACE/REVIEWS`.
+/// Returns whether a path is that of reviews: `/apis/GROUP/VERSION/REVIEWS` or
+/// `/apis/GROUP/VERSION/namespaces/NAMESPACE/REVIEWS`.
 fn is_review(path: &str) -> bool {
     let segments: Vec<&str> = path.split('/').collect();
     let (group, reviews) = match segments[..] {

@@ -31,7 +31,7 @@ impl Rotations {
         self.more.notify(usize::MAX);
     }
 
-    /// Resolves once there were more rotations than `count`.
+    /// Waits until there were more rotations than `count`.
     async fn changed_since(self: Arc<Self>, count: u64) {
         loop {
             let more = self.more.listen();

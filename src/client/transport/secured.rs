@@ -54,6 +54,7 @@ fn invalid(error: rustls::Error) -> io::Error {
 /// Appends a record of the handshake, or an alert.
 fn encode(data: &mut EncodeTlsData<'_, ClientConnectionData>, to: &mut Vec<u8>) -> io::Result<()> {
     let start = to.len();
+    // An empty buffer is too small: the error says what size the record has.
     let Err(EncodeError::InsufficientSize(size)) = data.encode(&mut []) else {
         return Ok(());
     };
@@ -71,6 +72,7 @@ fn encrypt(
 ) -> io::Result<()> {
     buffer_pool::refill(to);
     let start = to.len();
+    // An empty buffer is too small: the error says what size the record has.
     let Err(EncryptError::InsufficientSize(size)) = traffic.encrypt(plain, &mut []) else {
         return Err(io::ErrorKind::BrokenPipe.into());
     };
@@ -119,7 +121,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         }
     }
 
-    /// Processes the records in `incoming`. Their content goes to `plain`, answers to `outgoing`.
+    /// Processes the records in `incoming`: their content goes to `plain`, answers to `outgoing`.
+    /// Returns the state of the connection after them.
     fn process(&mut self, context: &mut Context<'_>) -> io::Result<Progress> {
         loop {
             let UnbufferedStatus { mut discard, state } =
@@ -153,7 +156,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
                 Ok(_) => return Err(io::Error::other("TLS is in an unknown state")),
                 Err(error) => {
                     self.incoming.drain(..discard);
-                    self.alert(context);
+                    self.try_send_alert(context);
                     return Err(invalid(error));
                 }
             };
@@ -168,7 +171,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
     }
 
     /// Tries to send the alert that explains a failure to the server.
-    fn alert(&mut self, context: &mut Context<'_>) {
+    fn try_send_alert(&mut self, context: &mut Context<'_>) {
         while let Ok(ConnectionState::EncodeTlsData(mut data)) =
             self.tls.process_tls_records(&mut self.incoming).state
         {
@@ -192,7 +195,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         Poll::Ready(Ok(()))
     }
 
-    /// The bytes that are decrypted and not consumed.
+    /// Returns the bytes that are decrypted and not consumed.
     pub fn buffer(&self) -> &[u8] {
         &self.plain[self.read..]
     }

@@ -24,7 +24,7 @@ const KEPT_PART: usize = 8;
 /// The most descriptors that are left to others in each of the two cases.
 const KEPT_MOST: usize = 256;
 
-/// The most connections that may be open after one more for this purpose.
+/// Returns the most connections that may be open, with one more for this purpose.
 fn allowed(limit: usize, purpose: Purpose) -> usize {
     let kept = (limit / KEPT_PART).min(KEPT_MOST);
     match purpose {

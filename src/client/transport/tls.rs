@@ -32,8 +32,9 @@ pub(super) struct TlsSource {
     rotations: Arc<Rotations>,
 }
 
+/// The configuration that was made last.
 struct Current {
-    of: Sources,
+    made_from: Sources,
     /// The client certificate in it.
     pair: Option<Pair>,
     config: Arc<ClientConfig>,
@@ -47,7 +48,8 @@ pub(super) struct Identity {
 }
 
 impl TlsSource {
-    /// `plugin`: its certificate has precedence over that of `tls`.
+    /// Makes the source, and a configuration to find the faults in its files. `plugin`: its
+    /// certificate has precedence over that of `tls`.
     ///
     /// # Errors
     /// When a certificate or key cannot be read or used.
@@ -62,19 +64,20 @@ impl TlsSource {
         self.tls.server_name.as_deref()
     }
 
-    /// Whether the client certificate may be replaced while the process runs.
+    /// Returns whether the client certificate may be replaced while the process runs.
     pub fn may_rotate(&self) -> bool {
         self.plugin.is_some() || self.may_be_replaced()
     }
 
-    /// Whether the client certificate may be replaced without a request that asks for it: it is in
-    /// files, or this process renews it.
+    /// Returns whether the client certificate may be replaced without a request that asks for it:
+    /// it is in files, or this process renews it.
     pub fn may_be_replaced(&self) -> bool {
         let is_file = |pem: &Option<Pem>| matches!(pem, Some(Pem::File(_)));
         is_file(&self.tls.certificate) || is_file(&self.tls.key) || self.tls.renewed.is_some()
     }
 
-    /// Resolves when this process has renewed the certificate after this call.
+    /// Returns a future that resolves when this process has renewed the certificate after this
+    /// call.
     pub fn renewal(&self) -> Boxed<()> {
         match &self.tls.renewed {
             Some(renewed) => Box::pin(renewed.listen()),
@@ -86,7 +89,7 @@ impl TlsSource {
         &self.rotations
     }
 
-    /// The TLS configuration for a new connection, with the present certificate.
+    /// Returns the TLS configuration for a new connection, with the present certificate.
     pub async fn identity(&self) -> Result<Identity> {
         let pair = match (&self.plugin, &self.tls.renewed) {
             (Some(plugin), _) => plugin.credentials().await?.pair.clone(),
@@ -99,20 +102,20 @@ impl TlsSource {
     /// Returns the TLS configuration for a new connection, and builds it again when its files or
     /// `pair` have changed. `pair`: the certificate of a plugin, or a renewed one.
     fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
-        let changed = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
+        let stamps = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
             Some(Pem::File(path)) => stamp(path),
             _ => None,
         });
-        let sources = (changed, pair);
+        let sources = (stamps, pair);
         let mut current = self.current.lock();
-        let known = |config: &Arc<ClientConfig>| Identity {
+        let identity_of = |config: &Arc<ClientConfig>| Identity {
             config: config.clone(),
             rotations: self.rotations.count(),
         };
-        if let Some(Current { of, config, .. }) = current.as_ref()
-            && *of == sources
+        if let Some(Current { made_from, config, .. }) = current.as_ref()
+            && *made_from == sources
         {
-            return Ok(known(config));
+            return Ok(identity_of(config));
         }
         let (config, pair) = match (self.make_config(sources.1.as_ref()), current.take()) {
             (Ok((config, pair)), before) => {
@@ -132,8 +135,8 @@ impl TlsSource {
                 return Err(error);
             }
         };
-        let identity = known(&config);
-        *current = Some(Current { of: sources, pair, config });
+        let identity = identity_of(&config);
+        *current = Some(Current { made_from: sources, pair, config });
         Ok(identity)
     }
 
@@ -207,8 +210,8 @@ fn certified(
     key: PrivateKeyDer<'static>,
     provider: &CryptoProvider,
 ) -> std::result::Result<SingleCertAndKey, String> {
-    let own = chain.first().ok_or("no certificate")?;
-    let parsed = Certificate::from_der(own)?;
+    let leaf = chain.first().ok_or("no certificate")?;
+    let parsed = Certificate::from_der(leaf)?;
     let key = provider.key_provider.load_private_key(key).map_err(|e| e.to_string())?;
     if key.public_key().is_some_and(|public| public.as_ref() != parsed.public_key()) {
         return Err("the key is not that of the certificate".to_owned());

@@ -51,7 +51,8 @@ impl Trust {
     }
 }
 
-/// Verifies a server whose certificate is an authority's.
+/// Verifies a server whose certificate is itself an authority's: by its dates, its usages and its
+/// name.
 fn verify_alone(
     own: &CertificateDer<'_>,
     name: &ServerName<'_>,

@@ -25,7 +25,8 @@ where
     })
 }
 
-fn refused(what: String) -> io::Error {
+/// Returns the error of a proxy that does not open the tunnel.
+fn refusal(what: String) -> io::Error {
     io::Error::new(io::ErrorKind::ConnectionRefused, what)
 }
 
@@ -48,11 +49,11 @@ where
     let mut reader = BufReader::new(stream);
     let Head { code, .. } = read_head(&mut reader).await?;
     if !(200..300).contains(&code) {
-        return Err(refused(format!("CONNECT {target}: {code}")));
+        return Err(refusal(format!("CONNECT {target}: {code}")));
     }
     // The server does not send first: no byte of it can be here yet.
     if !reader.buffer().is_empty() {
-        return Err(refused("it sent more than an answer".to_owned()));
+        return Err(refusal("it sent more than an answer".to_owned()));
     }
     Ok(reader.into_inner())
 }
@@ -81,11 +82,11 @@ where
                 [&[1], with_length(user)?.as_slice(), with_length(password)?.as_slice()].concat();
             let [_, status] = exchange(&mut stream, &login).await?;
             if status != 0 {
-                return Err(refused("username/password authentication failed".to_owned()));
+                return Err(refusal("username/password authentication failed".to_owned()));
             }
         }
         (NO_ACCEPTABLE_METHOD, _) => {
-            return Err(refused("no acceptable authentication methods".to_owned()));
+            return Err(refusal("no acceptable authentication methods".to_owned()));
         }
         (other, _) => return Err(bad(format!("unsupported authentication method {other}"))),
     }
@@ -94,10 +95,11 @@ where
         Ok(IpAddr::V6(ip)) => [&[4], ip.octets().as_slice()].concat(),
         Err(_) => [&[3], with_length(host.as_bytes())?.as_slice()].concat(),
     };
+    // 1 is the command CONNECT, 0 is reserved. The address begins with its type: 1, 3 or 4.
     let request = [&[VERSION, 1, 0], address.as_slice(), &port.to_be_bytes()].concat();
     let [_, reply, _, kind] = exchange(&mut stream, &request).await?;
     if reply != 0 {
-        return Err(refused(format!("{host}:{port}: {}", reply_text(reply))));
+        return Err(refusal(format!("{host}:{port}: {}", reply_text(reply))));
     }
     // The proxy's own address is read and ignored.
     let length = match kind {
@@ -126,7 +128,7 @@ async fn exchange<const N: usize>(
     Ok(answer)
 }
 
-/// `bytes` after a byte that holds their length.
+/// Returns `bytes` after a byte that holds their length.
 fn with_length(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let long = |_| io::Error::new(io::ErrorKind::InvalidInput, "name or password too long");
     let length = u8::try_from(bytes.len()).map_err(long)?;
