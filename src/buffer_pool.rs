@@ -12,24 +12,26 @@ use std::task::{Context, Poll};
 
 use futures_lite::io::AsyncRead;
 
-/// The most buffers that a thread keeps, and the most bytes in one of them.
-const KEPT: usize = 3;
-const ROOM: usize = 32 << 10;
+/// The most buffers that a thread keeps.
+const MAX_KEPT: usize = 3;
+/// The most bytes in a buffer that is kept.
+const MAX_CAPACITY: usize = 32 << 10;
 /// The number of bytes in one read.
-const READ: usize = 16 << 10;
+const READ_SIZE: usize = 16 << 10;
 
 thread_local! {
+    /// Empty buffers with capacity, for [`take`].
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-    /// One buffer, or two where a reader reads from another one: TLS through a proxy with TLS.
-    static ROOMS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
+    /// The buffers that bytes are read into: one, or two where a reader reads from another one: TLS through a proxy with TLS.
+    static READ_BUFFERS: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// An empty buffer, with capacity if the pool has one.
+/// Returns an empty buffer, with capacity if the pool has one.
 pub fn take() -> Vec<u8> {
     SPARE.with_borrow_mut(Vec::pop).unwrap_or_default()
 }
 
-/// A copy, in a buffer whose capacity the caller gives back to the pool.
+/// Returns a copy of `bytes`, in a buffer whose capacity the caller gives back to the pool.
 pub fn copied(bytes: &[u8]) -> Vec<u8> {
     let mut copy = take();
     copy.extend_from_slice(bytes);
@@ -46,14 +48,14 @@ pub fn refill(buffer: &mut Vec<u8>) {
 /// Puts an empty buffer without capacity in place of `used`, whose own goes to the pool.
 pub fn give(used: &mut Vec<u8>) {
     let mut used = std::mem::take(used);
-    if used.capacity() == 0 || used.capacity() > ROOM {
+    if used.capacity() == 0 || used.capacity() > MAX_CAPACITY {
         return;
     }
     used.clear();
     // A thread that ends has no pool any more.
     let _ = SPARE.try_with(|spare| {
         let mut spare = spare.borrow_mut();
-        if spare.len() < KEPT {
+        if spare.len() < MAX_KEPT {
             spare.push(used);
         }
     });
@@ -66,11 +68,11 @@ pub fn poll_read(
     context: &mut Context<'_>,
     to: &mut Vec<u8>,
 ) -> Poll<io::Result<usize>> {
-    with_room(|room| {
-        let read = Pin::new(from).poll_read(context, room);
+    with_read_buffer(|buffer| {
+        let read = Pin::new(from).poll_read(context, buffer);
         if let Poll::Ready(Ok(count @ 1..)) = read {
             refill(to);
-            to.extend_from_slice(&room[..count]);
+            to.extend_from_slice(&buffer[..count]);
         }
         read
     })
@@ -78,11 +80,11 @@ pub fn poll_read(
 
 /// Calls `read` with a buffer to read into. Most attempts find nothing, so the buffer is not
 /// cleared for each: it holds the bytes of earlier reads.
-fn with_room<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
-    let room = ROOMS.with_borrow_mut(Vec::pop);
-    let mut room = room.unwrap_or_else(|| vec![0; READ].into());
-    let result = read(&mut room);
-    ROOMS.with_borrow_mut(|rooms| rooms.push(room));
+fn with_read_buffer<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
+    let buffer = READ_BUFFERS.with_borrow_mut(Vec::pop);
+    let mut buffer = buffer.unwrap_or_else(|| vec![0; READ_SIZE].into());
+    let result = read(&mut buffer);
+    READ_BUFFERS.with_borrow_mut(|buffers| buffers.push(buffer));
     result
 }
 
@@ -111,8 +113,8 @@ mod tests {
     #[test]
     fn a_reader_in_a_reader_has_its_own_buffer_and_both_are_reused() {
         let places = || {
-            with_room(|outer| {
-                let inner = with_room(|inner| inner.as_ptr() as usize);
+            with_read_buffer(|outer| {
+                let inner = with_read_buffer(|inner| inner.as_ptr() as usize);
                 [outer.as_ptr() as usize, inner]
             })
         };
@@ -123,9 +125,9 @@ mod tests {
 
     #[test]
     fn only_a_few_small_buffers_are_kept() {
-        give(&mut used(ROOM + 1));
+        give(&mut used(MAX_CAPACITY + 1));
         assert_eq!(take().capacity(), 0);
-        (0..2 * KEPT).for_each(|_| give(&mut used(10)));
-        assert_eq!((0..2 * KEPT).filter(|_| take().capacity() > 0).count(), KEPT);
+        (0..2 * MAX_KEPT).for_each(|_| give(&mut used(10)));
+        assert_eq!((0..2 * MAX_KEPT).filter(|_| take().capacity() > 0).count(), MAX_KEPT);
     }
 }

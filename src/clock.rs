@@ -64,13 +64,13 @@ pub type SharedClock = Arc<dyn Clock>;
 pub struct SystemClock;
 
 impl SystemClock {
-    /// A new handle on the system's clocks; all handles show the same time.
+    /// Returns a new handle on the system's clocks; all handles show the same time.
     pub fn shared() -> SharedClock {
         Arc::new(SystemClock)
     }
 }
 
-/// The time of one of the kernel's clocks.
+/// Reads one of the kernel's clocks.
 fn read_clock(clock: ClockId) -> Duration {
     let now = clock_gettime(clock);
     Duration::new(
@@ -120,7 +120,7 @@ impl FakeState {
 }
 
 impl FakeClock {
-    /// A clock whose wall-clock time is `start` and whose monotonic time is zero.
+    /// Makes a clock whose wall-clock time is `start` and whose monotonic time is zero.
     pub fn new(start: Timestamp) -> Arc<FakeClock> {
         let state = FakeState {
             start,
@@ -145,6 +145,7 @@ impl FakeClock {
     }
 }
 
+/// Counts a sleeping future in `sleepers` until it is dropped.
 struct Sleeping(Arc<FakeState>);
 
 impl Drop for Sleeping {

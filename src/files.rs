@@ -11,7 +11,7 @@ pub const POLL_PERIOD: Duration = Duration::from_secs(10);
 /// its last change (seconds and nanoseconds), length. `None` when there is no such file.
 pub type Stamp = Option<(u64, i64, i64, u64)>;
 
-/// Follows links: a mounted Secret is replaced by a new link.
+/// Returns the stamp of a file. Follows links: a mounted Secret is replaced by a new link.
 pub fn stamp(path: impl AsRef<Path>) -> Stamp {
     let file = std::fs::metadata(path).ok()?;
     // The time of modification may be set back, as by tools that copy it.

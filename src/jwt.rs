@@ -85,8 +85,8 @@ enum VerifyingKey {
 }
 
 impl Signer {
-    /// Uses the first private key of a PEM file: RSA, or ECDSA over P-256, P-384 or P-521, in
-    /// PKCS #1, SEC 1 or PKCS #8. Other blocks (`EC PARAMETERS`) are skipped.
+    /// Makes a signer of the first private key in a PEM file: RSA, or ECDSA over P-256, P-384 or
+    /// P-521, in PKCS #1, SEC 1 or PKCS #8. Other blocks (`EC PARAMETERS`) are skipped.
     ///
     /// # Errors
     /// When there is no such key.
@@ -99,30 +99,30 @@ impl Signer {
 
     /// Makes a signer of an RSA key or a key of one of the three curves; `None` for another key.
     fn from_der(der: &PrivateKeyDer<'_>) -> Option<Signer> {
-        let new = |key, public, algorithm, id| Signer {
+        let new_signer = |key, public, algorithm, id| Signer {
             key,
             public: PublicKey { key: public, algorithm, id },
         };
         if let Some(key) = rsa_key(der) {
-            let id = id(&key.to_public_key())?;
+            let id = key_id(&key.to_public_key())?;
             let key = rsa::pkcs1v15::SigningKey::<Sha256>::new(key);
             let public = VerifyingKey::Rsa(Box::new(key.verifying_key()));
-            return Some(new(PrivateKey::Rsa(Box::new(key)), public, "RS256", id));
+            return Some(new_signer(PrivateKey::Rsa(Box::new(key)), public, "RS256", id));
         }
         if let Some(secret) = key::<p256::SecretKey>(der) {
             let key = p256::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P256(*key.verifying_key());
-            return Some(new(PrivateKey::P256(key), public, "ES256", id(&secret.public_key())?));
+            return Some(new_signer(PrivateKey::P256(key), public, "ES256", key_id(&secret.public_key())?));
         }
         if let Some(secret) = key::<p384::SecretKey>(der) {
             let key = p384::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P384(*key.verifying_key());
-            return Some(new(PrivateKey::P384(key), public, "ES384", id(&secret.public_key())?));
+            return Some(new_signer(PrivateKey::P384(key), public, "ES384", key_id(&secret.public_key())?));
         }
         let secret = key::<p521::SecretKey>(der)?;
         let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
         let public = VerifyingKey::P521(p521::ecdsa::VerifyingKey::from(&key));
-        Some(new(PrivateKey::P521(key), public, "ES512", id(&secret.public_key())?))
+        Some(new_signer(PrivateKey::P521(key), public, "ES512", key_id(&secret.public_key())?))
     }
 
     pub fn public_key(&self) -> &PublicKey {
@@ -134,13 +134,13 @@ impl Signer {
     /// # Errors
     /// When the key can't sign: an RSA key that is too small.
     pub fn sign(&self, claims: &impl Serialize) -> Result<String, String> {
-        let part = |json: Result<Vec<u8>, serde_json::Error>| {
+        let encode_part = |json: Result<Vec<u8>, serde_json::Error>| {
             json.map(|json| URL_SAFE_NO_PAD.encode(json)).map_err(|error| error.to_string())
         };
         let PublicKey { algorithm, id, .. } = &self.public;
         let header = Header { alg: (*algorithm).to_owned(), kid: id.clone() };
-        let header = part(serde_json::to_vec(&header))?;
-        let text = format!("{header}.{}", part(serde_json::to_vec(claims))?);
+        let header = encode_part(serde_json::to_vec(&header))?;
+        let text = format!("{header}.{}", encode_part(serde_json::to_vec(claims))?);
         let signature = self.signature(text.as_bytes()).map_err(|error| error.to_string())?;
         Ok(format!("{text}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
@@ -164,7 +164,7 @@ impl Signer {
 }
 
 impl PublicKey {
-    /// The `kid` of the tokens that it checks: a digest of the key.
+    /// Returns the `kid` of the tokens that it checks: a digest of the key.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -178,12 +178,12 @@ impl PublicKey {
         if header.alg != self.algorithm || !(header.kid.is_empty() || header.kid == self.id) {
             return None;
         }
-        self.is_signature(text.as_bytes(), &decode(signature)?).ok()?;
+        self.verify_signature(text.as_bytes(), &decode(signature)?).ok()?;
         serde_json::from_slice(&decode(claims)?).ok()
     }
 
     /// Checks that `signature` is one of `text` with this key.
-    fn is_signature(&self, text: &[u8], signature: &[u8]) -> Result<(), rsa::signature::Error> {
+    fn verify_signature(&self, text: &[u8], signature: &[u8]) -> Result<(), rsa::signature::Error> {
         match &self.key {
             VerifyingKey::Rsa(key) => key.verify(text, &signature.try_into()?),
             VerifyingKey::P256(key) => {
@@ -199,7 +199,7 @@ impl PublicKey {
     }
 }
 
-/// An RSA key, in PKCS #1 or PKCS #8.
+/// Parses an RSA key, in PKCS #1 or PKCS #8; `None`: it is another key, or malformed.
 pub fn rsa_key(der: &PrivateKeyDer<'_>) -> Option<rsa::RsaPrivateKey> {
     match der {
         PrivateKeyDer::Pkcs1(der) => {
@@ -221,9 +221,9 @@ where
     }
 }
 
-/// The `kid` of a public key: a digest, from which the key cannot be derived.
-/// Upstream: `keyIDFromPublicKey`.
-fn id(key: &impl EncodePublicKey) -> Option<String> {
+/// Returns the `kid` of a public key: a digest, from which the key cannot be derived. Upstream:
+/// `keyIDFromPublicKey`.
+fn key_id(key: &impl EncodePublicKey) -> Option<String> {
     let der = key.to_public_key_der().ok()?;
     Some(URL_SAFE_NO_PAD.encode(Sha256::digest(der.as_bytes())))
 }

@@ -4,18 +4,20 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Whether a character may end a line, control a terminal, or change the direction of the text.
+/// Returns whether a character may end a line, control a terminal, or change the direction of the
+/// text.
 fn is_unsafe(c: char) -> bool {
     c != '\t' && c.is_control()
         || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// `text` in one line, as Rust and Go escape it: `\n`, `\u{1b}`.
+/// Returns `text` in one line, as Rust and Go escape it: `\n`, `\u{1b}`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     replace_unsafe(text, |c, to| to.extend(c.escape_default()))
 }
 
-/// JSON in one line, with the same meaning: in compact JSON such characters are only in strings.
+/// Returns JSON in one line, with the same meaning: in compact JSON such characters are only in
+/// strings.
 pub fn escaped_json(json: &str) -> Cow<'_, str> {
     replace_unsafe(json, |c, to| {
         let _ = write!(to, "\\u{:04x}", u32::from(c));

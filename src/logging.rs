@@ -31,7 +31,7 @@ impl Verbosity {
         self.general.load(Ordering::Relaxed)
     }
 
-    /// Sets the verbosity that `-v` set at the start. `Ok`: the answer for the caller.
+    /// Sets the verbosity that `-v` set at the start. `Ok`: the text of the answer to the caller.
     ///
     /// # Errors
     /// When `text` is not a verbosity. Upstream: `logs.GlogSetter`.
@@ -46,13 +46,13 @@ impl Verbosity {
 
     /// Sets the maximum level of `log`. Must be called again when a trace begins or ends.
     pub fn apply(&self) {
-        log::set_max_level(self.most());
+        log::set_max_level(self.max_level());
     }
 
-    /// The highest level of any file, and of traces.
-    fn most(&self) -> LevelFilter {
-        let most = level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max));
-        if trace::is_on() { most.max(LevelFilter::Debug) } else { most }
+    /// Returns the highest level of any file, and of traces.
+    fn max_level(&self) -> LevelFilter {
+        let level = level_of(self.modules.iter().map(|(_, v)| *v).fold(self.get(), i32::max));
+        if trace::is_on() { level.max(LevelFilter::Debug) } else { level }
     }
 }
 
@@ -97,7 +97,7 @@ pub fn init(settings: &Settings<'_>, clock: SharedClock) -> Verbosity {
     verbosity
 }
 
-/// The highest level that `-v` lets through.
+/// Returns the highest level that this verbosity (`-v`) lets through.
 fn level_of(verbosity: i32) -> LevelFilter {
     match verbosity {
         ..4 => LevelFilter::Info,
@@ -106,6 +106,7 @@ fn level_of(verbosity: i32) -> LevelFilter {
     }
 }
 
+/// The logger of the process: `errors` writes errors, `others` all other records.
 struct Klog {
     program: &'static str,
     verbosity: Verbosity,
@@ -123,17 +124,17 @@ impl Klog {
 
     /// Returns whether `-v`, or `--vmodule` for its file, lets the record through.
     fn passes(&self, record: &Record<'_>) -> bool {
-        let name = module(record);
+        let name = module_of(record);
         let modules = &self.verbosity.modules;
-        let module = modules.iter().find(|(pattern, _)| glob(pattern, name));
-        let verbosity = module.map_or_else(|| self.verbosity.get(), |(_, v)| *v);
-        let ours = [env!("CARGO_CRATE_NAME"), self.program];
-        let ours = ours.iter().any(|name| record.target().starts_with(name));
-        let most = match ours || verbosity >= OTHERS {
+        let matching = modules.iter().find(|(pattern, _)| glob(pattern, name));
+        let verbosity = matching.map_or_else(|| self.verbosity.get(), |(_, v)| *v);
+        let our_crates = [env!("CARGO_CRATE_NAME"), self.program];
+        let is_ours = our_crates.iter().any(|name| record.target().starts_with(name));
+        let max_level = match is_ours || verbosity >= OTHERS {
             true => level_of(verbosity),
             false => LevelFilter::Warn,
         };
-        record.level() <= most
+        record.level() <= max_level
     }
 }
 
@@ -168,7 +169,8 @@ impl Log for Klog {
     }
 }
 
-/// Whether a controller logged the record in a traced span; lines of the trace itself do not count.
+/// Returns whether a controller logged the record in a traced span; lines of the trace itself do
+/// not count.
 fn is_logged_in_span(record: &Record<'_>) -> bool {
     let part = record.target().strip_prefix(env!("CARGO_CRATE_NAME")).unwrap_or_default();
     part.starts_with("::controllers") && trace::current() != 0 && record.level() <= Level::Debug
@@ -177,20 +179,22 @@ fn is_logged_in_span(record: &Record<'_>) -> bool {
 /// Formats a record as a line.
 type Line = fn(Timestamp, &Record<'_>) -> String;
 
-/// The file's name; in lines of the trace its whole path, as readers of a trace open the file.
-fn file<'a>(record: &Record<'a>) -> &'a str {
+/// Returns the name of the record's file; in lines of the trace its whole path, as readers of a
+/// trace open the file.
+fn file_of<'a>(record: &Record<'a>) -> &'a str {
     let path = record.file().unwrap_or("-");
     if record.target() == trace::TARGET { path } else { path.rsplit('/').next().unwrap_or("-") }
 }
 
-/// The name of a file in `--vmodule`: without `.rs`; for `mod.rs`, the name of its folder.
-fn module<'a>(record: &Record<'a>) -> &'a str {
+/// Returns the name of the record's file in `--vmodule`: without `.rs`; for `mod.rs`, the name of
+/// its folder.
+fn module_of<'a>(record: &Record<'a>) -> &'a str {
     let path = record.file().unwrap_or("-");
     let path = path.strip_suffix("/mod.rs").unwrap_or(path);
     path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
 
-/// The number of the sync that logs the record. Lines of the trace name a span instead.
+/// Returns the number of the sync that logs the record. Lines of the trace name a span instead.
 fn sync_of(record: &Record<'_>) -> Option<u64> {
     Some(trace::scope().sync).filter(|sync| *sync > 0 && record.target() != trace::TARGET)
 }
@@ -210,13 +214,13 @@ fn text_line(now: Timestamp, record: &Record<'_>) -> String {
     if let Some(sync) = sync_of(record) {
         message.push_str(&format!(" sync={sync}"));
     }
-    format!("{letter}{time} {pid:>7} {}:{line}] {}", file(record), escaped(&message))
+    format!("{letter}{time} {pid:>7} {}:{line}] {}", file_of(record), escaped(&message))
 }
 
 /// Formats a record as a line of JSON.
 /// Upstream: `component-base/logs/json`.
 fn json_line(now: Timestamp, record: &Record<'_>) -> String {
-    let caller = format!("{}:{}", file(record), record.line().unwrap_or_default());
+    let caller = format!("{}:{}", file_of(record), record.line().unwrap_or_default());
     let mut line = serde_json::json!({
         "ts": now.as_micros() as f64 / 1000.0,
         "caller": caller,
@@ -226,6 +230,7 @@ fn json_line(now: Timestamp, record: &Record<'_>) -> String {
         line["sync"] = sync.into();
     }
     match record.level() {
+        // As in klog's JSON, errors have no verbosity.
         Level::Error => (),
         Level::Warn | Level::Info => line["v"] = 0.into(),
         Level::Debug => line["v"] = 4.into(),
@@ -328,7 +333,7 @@ mod tests {
         assert!(passes("src/pod.rs", "a_program::pod", Level::Info));
         assert!(!passes("src/conn.rs", "rustls::conn", Level::Info));
         assert!(passes("src/gc/mod.rs", "kube_controller_manager::x", Level::Debug));
-        assert_eq!(verbosity.most(), LevelFilter::Debug);
+        assert_eq!(verbosity.max_level(), LevelFilter::Debug);
         verbosity.general.store(6, Ordering::Relaxed);
         assert!(passes("src/job.rs", "kube_controller_manager::x", Level::Trace));
         assert!(!passes("src/gc_graph.rs", "kube_controller_manager::x", Level::Trace));

@@ -16,6 +16,7 @@ pub struct Lookup<'a, T, K: ?Sized> {
 }
 
 impl<'a, T, K: Hash + Eq + ?Sized> Lookup<'a, T, K> {
+    /// Makes the lookup of `items` by `key`.
     pub fn new(items: &'a [T], key: fn(&T) -> &K) -> Lookup<'a, T, K> {
         // From the end: if several items have one key, the first one counts.
         let places = || items.iter().enumerate().rev().map(|(at, item)| (key(item), at));
@@ -23,7 +24,7 @@ impl<'a, T, K: Hash + Eq + ?Sized> Lookup<'a, T, K> {
         Lookup { items, key, hashed }
     }
 
-    /// The first item with this key.
+    /// Returns the first item with this key.
     pub fn get(&self, key: &K) -> Option<&'a T> {
         match &self.hashed {
             Some(hashed) => hashed.get(key).map(|at| &self.items[*at]),

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The soft limit: how many files this process can open.
+/// Returns the soft limit: how many files this process can open.
 pub fn limit() -> usize {
     let soft = getrlimit(Resource::Nofile).current;
     soft.map_or(usize::MAX, |soft| usize::try_from(soft).unwrap_or(usize::MAX))

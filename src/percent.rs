@@ -5,14 +5,15 @@ pub fn decode_bytes(text: &str) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
-        let escaped = escaped(rest);
+        let escaped = escaped_byte(rest);
         decoded.push(escaped.unwrap_or(first));
         rest = if escaped.is_some() { &after[2..] } else { after };
     }
     decoded
 }
 
-/// The same as text: each byte that is not part of a character becomes one U+FFFD.
+/// Decodes a text as [`decode_bytes`] does; each byte that is not part of a character becomes one
+/// U+FFFD.
 pub fn decode(text: &str) -> String {
     String::from_utf8_lossy(&decode_bytes(text)).into_owned()
 }
@@ -22,13 +23,13 @@ pub fn decode_query(text: &str) -> String {
     decode(&text.replace('+', " "))
 }
 
-/// Whether two hexadecimal digits follow each `%`.
+/// Returns whether two hexadecimal digits follow each `%`.
 pub fn is_well_formed(text: &str) -> bool {
-    text.match_indices('%').all(|(at, _)| escaped(&text.as_bytes()[at..]).is_some())
+    text.match_indices('%').all(|(at, _)| escaped_byte(&text.as_bytes()[at..]).is_some())
 }
 
-/// The byte of an escape that `text` begins with.
-fn escaped(text: &[u8]) -> Option<u8> {
+/// Returns the byte of the escape that `text` begins with, if it does.
+fn escaped_byte(text: &[u8]) -> Option<u8> {
     let [b'%', high, low, ..] = text else { return None };
     let digit = |byte: &u8| char::from(*byte).to_digit(16);
     u8::try_from(digit(high)? * 16 + digit(low)?).ok()

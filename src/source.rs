@@ -30,7 +30,7 @@ pub struct ClientSource {
 }
 
 impl ClientSource {
-    /// A source whose watches may begin with all objects: the gate `WatchListClient` is on. A
+    /// Makes a source whose watches may begin with all objects: the gate `WatchListClient` is on. A
     /// server that does not know such watches makes `watch` fail with `Unsupported`, and the caller
     /// lists.
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
@@ -38,27 +38,29 @@ impl ClientSource {
         Arc::new(ClientSource { client, streams: true, outages: None })
     }
 
-    /// A source that lists before it watches: the gate `WatchListClient` is off. A watch that asks
-    /// for all objects fails with `Unsupported` and sends nothing.
+    /// Makes a source that lists before it watches: the gate `WatchListClient` is off. A watch that
+    /// asks for all objects fails with `Unsupported` and sends nothing.
     pub fn listing(client: Client) -> Arc<dyn Source> {
         Arc::new(ClientSource { client, streams: false, outages: None })
     }
 
-    /// A source whose caches notice the end of an outage together: see [`Outages`]. For a process
-    /// with many caches, of which a cluster has few: after an outage all of them list within
-    /// seconds, at five times the client's rate. `streams`: whether it watches before it lists.
+    /// Makes a source whose caches notice the end of an outage together: see [`Outages`]. For a
+    /// process with many caches, of which a cluster has few: after an outage all of them list
+    /// within seconds, at five times the client's rate. `streams`: whether it watches before it
+    /// lists.
     pub fn noticing_outages(client: Client, streams: bool) -> Arc<dyn Source> {
         let (client, outages) = (client.with_rate(5.0, 5), Some(Outages::default()));
         Arc::new(ClientSource { client, streams, outages })
     }
 
+    /// Returns the verbs for the resource of `scope`, in the form that the caller prefers.
     fn verbs(&self, scope: &Scope, preferred: Form) -> Dynamic {
         let verbs = self.client.resource(&scope.resource).accepting(preferred);
         if scope.metadata_only { verbs.metadata_only() } else { verbs }
     }
 }
 
-/// The options of a list or watch of `scope`.
+/// Returns the options of a list or watch of `scope`.
 fn options(scope: &Scope, resource_version: Option<String>, limit: Option<u32>) -> ListOptions {
     ListOptions {
         label_selector: scope.label_selector.clone(),
@@ -88,7 +90,8 @@ fn translate(error: client::Error) -> Error {
     }
 }
 
-/// A list's error in the cache's terms. One that breaks off is not routine: it may do so each time.
+/// Translates a list's error into the cache's terms. One that breaks off is not routine: it may do
+/// so each time.
 fn translate_list(error: client::Error) -> Error {
     match error.is_reset() {
         true => Error::Failed(error.into()),
@@ -96,8 +99,8 @@ fn translate_list(error: client::Error) -> Error {
     }
 }
 
-/// A watch's error in the cache's terms. After a Status the watch cannot be resumed: most likely
-/// the server has restarted with an empty watch cache. After any other error it can.
+/// Translates a watch's error into the cache's terms. After a Status the watch cannot be resumed:
+/// most likely the server has restarted with an empty watch cache. After any other error it can.
 fn translate_watch(error: client::Error) -> Error {
     let answered = error.code().is_some();
     match translate(error) {
@@ -142,8 +145,8 @@ impl Source for ClientSource {
             let parts = stream::unfold(Some(page), |page| async move {
                 let mut page = page?;
                 let part = page.next().await.map_err(translate_list);
-                let goes_on = matches!(part, Ok(ListPart::Item(_)));
-                Some((part, goes_on.then_some(page)))
+                let has_more = matches!(part, Ok(ListPart::Item(_)));
+                Some((part, has_more.then_some(page)))
             });
             Ok(parts.boxed() as BoxStream<_>)
         })

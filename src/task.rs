@@ -67,7 +67,7 @@ fn spawn_boxed<T: Send + 'static>(
 ) -> Task<T> {
     let future = match current_scope() {
         None => future,
-        Some(run) => Box::pin(in_scope(run.child(), future)),
+        Some(scope) => Box::pin(in_scope(scope.child(), future)),
     };
     async_std::task::spawn(Counted::new(future, place))
 }
@@ -267,8 +267,9 @@ impl Failure {
     }
 }
 
-/// The output of `future`, or the message of its panic. State that the future shared with others
-/// may be inconsistent after a panic: nothing repairs it, but locks are released and not poisoned.
+/// Returns the output of `future`, or the message of its panic. State that the future shared with
+/// others may be inconsistent after a panic: nothing repairs it, but locks are released and not
+/// poisoned.
 pub fn caught<F: Future>(future: F) -> Caught<F> {
     Caught { future }
 }
@@ -313,6 +314,7 @@ struct StopState {
 }
 
 impl StopState {
+    /// Stops this token, and then its children without its lock.
     fn stop(&self) {
         let children = {
             let mut children = self.children.lock();
@@ -356,13 +358,14 @@ impl StopToken {
         self.state.stopped.is_open()
     }
 
-    /// Resolves once stopped, at once if it is stopped already. May be dropped at any time.
+    /// Waits until the token is stopped; returns at once if it is stopped already. May be dropped
+    /// at any time.
     pub async fn stopped(&self) {
         self.state.stopped.opened().await;
     }
 
-    /// The output of `future`, or `None` when the stop comes first: `future` is then dropped with
-    /// this one. After a stop `future` is not polled, so no more work begins.
+    /// Returns the output of `future`, or `None` when the stop comes first: `future` is then
+    /// dropped with this one. After a stop `future` is not polled, so no more work begins.
     pub fn unless_stopped<F: Future>(
         &self,
         future: F,
@@ -429,7 +432,8 @@ impl TaskGroup {
         self.spawn_boxed(Box::pin(future));
     }
 
-    /// Has one type for all tasks: a task's code is compiled once, and its future is stored once.
+    /// Starts a boxed future as a task of the group. Has one type for all tasks: a task's code is
+    /// compiled once, and its future is stored once.
     #[track_caller]
     fn spawn_boxed(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
         self.running.count.fetch_add(1, Ordering::SeqCst);

@@ -33,8 +33,7 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(2);
 ///   logged.
 /// - Events are sent one at a time, in the order in which they were recorded.
 /// - A repeated event updates the count of the one on the server; repetitions that wait behind
-///   other
-///   writes are sent as one. From the tenth message on, events that differ only in their message
+///   other writes are sent as one. From the tenth message on, events that differ only in their message
 ///   become one combined event, until ten minutes pass without one.
 /// - One component sends 25 events of a type about an object at once, and then one every five
 ///   minutes; further ones are dropped without a log line.
@@ -65,8 +64,8 @@ struct Queue {
     clock: SharedClock,
 }
 
-/// The number in the name of an event that is recorded at `now`: about its nanoseconds, and in this
-/// process each number once, also where many events have the same microsecond.
+/// Returns the number in the name of an event that is recorded at `now`: about its nanoseconds, and
+/// in this process each number once, also where many events have the same microsecond.
 fn name_number(now: Timestamp) -> i64 {
     static EVENTS: AtomicI64 = AtomicI64::new(0);
     now.as_micros().saturating_mul(1000).saturating_add(EVENTS.fetch_add(1, Ordering::Relaxed))
@@ -95,12 +94,12 @@ impl EventBroadcaster {
         EventBroadcaster { queue, stop, abort, task: Mutex::new(Some(task)) }
     }
 
-    /// A recorder whose events name `component` as their source.
+    /// Makes a recorder whose events name `component` as their source.
     pub fn recorder(&self, component: &str) -> Recorder {
         self.recorder_on(component, "")
     }
 
-    /// A recorder whose events name `component` on the node `host` as their source.
+    /// Makes a recorder whose events name `component` on the node `host` as their source.
     pub fn recorder_on(&self, component: &str, host: &str) -> Recorder {
         let queue = self.queue.clone();
         let (component, host) = (component.into(), host.into());
@@ -214,9 +213,9 @@ impl<W: EventWriter> EventSender<W> {
             while let Ok(event) = queue.try_recv() {
                 self.add_write(*event);
             }
-            if let Some((_, Correlated { event, again, .. })) = self.writes.pop_lru() {
+            if let Some((_, Correlated { event, is_repetition, .. })) = self.writes.pop_lru() {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
-                self.send(&event, again).await;
+                self.send(&event, is_repetition).await;
             } else {
                 let Ok(event) = queue.recv().await else { return };
                 self.add_write(*event);
@@ -243,9 +242,9 @@ impl<W: EventWriter> EventSender<W> {
 
     /// Sends an event, and retries until the server takes or refuses it, or too many attempts have
     /// failed.
-    async fn send(&self, event: &Event, again: bool) {
+    async fn send(&self, event: &Event, is_repetition: bool) {
         for tries in 1..=MAX_TRIES_PER_EVENT {
-            let Err(error) = self.try_send(event, again).await else { return };
+            let Err(error) = self.try_send(event, is_repetition).await else { return };
             log::error!("events: write failed, attempt {tries}: {error}");
             // The first wait is random, so that retries of several managers spread.
             let wait = match tries {
@@ -267,12 +266,12 @@ impl<W: EventWriter> EventSender<W> {
         );
     }
 
-    /// Sends an event once, as a patch of the stored one if `again`, and logs a refusal. `Err`: a
-    /// retry may succeed.
-    async fn try_send(&self, event: &Event, again: bool) -> Result<(), String> {
-        let mut result = if again { self.writer.patch(event).await } else { Ok(()) };
+    /// Sends an event once, as a patch of the stored one if `is_repetition`, and logs a refusal.
+    /// `Err`: a retry may succeed.
+    async fn try_send(&self, event: &Event, is_repetition: bool) -> Result<(), String> {
+        let mut result = if is_repetition { self.writer.patch(event).await } else { Ok(()) };
         // The server has expired the event: the series starts again there.
-        if !again || matches!(result, Err(WriteError::NotFound(_))) {
+        if !is_repetition || matches!(result, Err(WriteError::NotFound(_))) {
             result = self.writer.create(event).await;
         }
         match result {

@@ -30,7 +30,7 @@ pub(super) struct Correlator {
     spam: LruCache<u64, Bucket>,
 }
 
-/// An empty cache. `LruCache::new` would allocate the table for all entries at once.
+/// Makes an empty cache. `LruCache::new` would allocate the table for all entries at once.
 fn cache<V>() -> LruCache<u64, V> {
     let mut cache = LruCache::unbounded();
     cache.resize(CACHE_SIZE);
@@ -42,6 +42,7 @@ fn cache<V>() -> LruCache<u64, V> {
 struct Similar {
     /// Hashes of the distinct messages, unordered.
     messages: Vec<u64>,
+    /// When the last event came, on the monotonic clock.
     last: Duration,
 }
 
@@ -57,6 +58,7 @@ struct Series {
 #[derive(Default)]
 struct Bucket {
     used: f64,
+    /// When `used` was computed, on the monotonic clock.
     at: Duration,
 }
 
@@ -67,7 +69,7 @@ pub(super) struct Correlated {
     /// The events with which it is counted.
     pub series: u64,
     /// It is a repetition: count and time of the event on the server are updated.
-    pub again: bool,
+    pub is_repetition: bool,
 }
 
 /// The time of an event: wall clock, monotonic clock, and the nanoseconds used in new names.
@@ -83,13 +85,14 @@ impl Correlator {
         Correlator { hasher: RandomState::new(), similar: cache(), series: cache(), spam: cache() }
     }
 
-    /// `None`: dropped, since the source exceeds its rate for this object.
+    /// Combines and counts an event, and returns what is written of it. `None`: it is dropped,
+    /// since the source exceeds its rate for this object.
     pub fn correlate(&mut self, event: Event, now: Now) -> Option<Correlated> {
         let spam_key = self.spam_key(&event);
         let (mut event, series) = self.aggregate(event, now);
-        let again = self.observe(&mut event, series);
+        let is_repetition = self.count(&mut event, series);
         let fits = self.spam.get_or_insert_mut(spam_key, Bucket::default).take(now.monotonic);
-        fits.then_some(Correlated { event, series, again })
+        fits.then_some(Correlated { event, series, is_repetition })
     }
 
     /// Returns the event, or the combined event that replaces it, and the key of its series.
@@ -127,11 +130,12 @@ impl Correlator {
         (event.combined(now.wall, now.nanos), similar_key)
     }
 
-    /// Makes `event` the next of its series; returns whether the series already had an event.
-    fn observe(&mut self, event: &mut Event, key: u64) -> bool {
+    /// Counts `event` in its series and gives it the name, the first time and the count of that.
+    /// Returns whether the series already had an event.
+    fn count(&mut self, event: &mut Event, key: u64) -> bool {
         let series = self.series.get_or_insert_mut(key, Series::default);
-        let again = series.count > 0;
-        if again {
+        let is_repetition = series.count > 0;
+        if is_repetition {
             event.metadata.name.clone_from(&series.name);
             event.first_timestamp = series.first_timestamp;
             event.count = series.count.saturating_add(1);
@@ -140,10 +144,11 @@ impl Correlator {
             series.first_timestamp = event.first_timestamp;
         }
         series.count = event.count;
-        again
+        is_repetition
     }
 
-    /// Events of one source about one object are limited together. Upstream: `getSpamKey`.
+    /// Returns the key under which events of one source about one object are limited together.
+    /// Upstream: `getSpamKey`.
     fn spam_key(&self, event: &Event) -> u64 {
         let about = &event.involved_object;
         self.hasher.hash_one((
@@ -155,7 +160,7 @@ impl Correlator {
 }
 
 impl Bucket {
-    /// Takes a token, if there is one.
+    /// Takes a token; returns `false` if there is none.
     fn take(&mut self, now: Duration) -> bool {
         let refill = now.saturating_sub(self.at).as_secs_f64() / SPAM_REFILL.as_secs_f64();
         self.used = (self.used - refill).max(0.0);
@@ -222,14 +227,14 @@ mod tests {
     }
 
     fn expect_patch(correlated: Option<Correlated>) -> Event {
-        let Some(Correlated { event, again: true, .. }) = correlated else {
+        let Some(Correlated { event, is_repetition: true, .. }) = correlated else {
             panic!("{correlated:?}")
         };
         event
     }
 
     fn expect_creation(correlated: Option<Correlated>) -> Event {
-        let Some(Correlated { event, again: false, .. }) = correlated else {
+        let Some(Correlated { event, is_repetition: false, .. }) = correlated else {
             panic!("{correlated:?}")
         };
         event
@@ -287,7 +292,7 @@ mod tests {
             let again: Vec<Option<Correlated>> = round();
             let of_its_own = |what: &&Option<Correlated>| {
                 what.as_ref()
-                    .is_some_and(|what| what.again && what.event.message.starts_with("to "))
+                    .is_some_and(|what| what.is_repetition && what.event.message.starts_with("to "))
             };
             own += again.iter().filter(of_its_own).count();
         }

@@ -118,6 +118,7 @@ impl Event {
         nanos: i64,
     ) -> Event {
         let namespace = match about.namespace.as_str() {
+            // An event about an object of the whole cluster needs a namespace, too.
             "" => Istr::new("default"),
             _ => about.namespace.clone(),
         };
@@ -138,14 +139,14 @@ impl Event {
         }
     }
 
-    /// The event of a component that runs on a node. Upstream: `EventSource.Host`.
+    /// Names the node on which the component runs. Upstream: `EventSource.Host`.
     pub fn on_host(mut self, host: ArcStr) -> Event {
         self.reporting_instance.clone_from(&host);
         self.source.host = host;
         self
     }
 
-    /// The event that combines this one with similar ones from `now` on.
+    /// Returns the event that combines this one with similar ones from `now` on.
     pub fn combined(mut self, now: Timestamp, nanos: i64) -> Event {
         self.metadata.name = format!("{}.{nanos:x}", self.involved_object.name);
         self.message.insert_str(0, "(combined from similar events): ");
@@ -154,8 +155,8 @@ impl Event {
         self
     }
 
-    /// Makes this event of a series a `later` one of it. What changes is what [`Self::series_patch`]
-    /// changes.
+    /// Takes over the count, time and message of `later`, an event of the same series: what
+    /// [`Self::series_patch`] writes.
     pub fn repeat(&mut self, later: Event) {
         (self.count, self.last_timestamp) = (later.count, later.last_timestamp);
         if !later.message.is_empty() {
@@ -163,7 +164,7 @@ impl Event {
         }
     }
 
-    /// The change of the series on the server, as a strategic merge patch.
+    /// Returns the change of the series on the server, as a strategic merge patch.
     pub fn series_patch(&self) -> Value {
         let mut patch = Map::new();
         patch.insert("count".into(), self.count.into());
@@ -175,8 +176,8 @@ impl Event {
     }
 }
 
-/// `<object>.<hex>`, or a random name where that would not be valid.
-/// Upstream: `util.GenerateEventName`.
+/// Returns `<object>.<hex>`, or a random name where that would not be valid. Upstream:
+/// `util.GenerateEventName`.
 fn event_name(object: &str, nanos: i64) -> String {
     let name = format!("{object}.{nanos:x}");
     if is_dns1123_subdomain(&name) {
@@ -185,8 +186,9 @@ fn event_name(object: &str, nanos: i64) -> String {
     random_uuid()
 }
 
-/// A version 4 UUID. Unique, not secret.
+/// Returns a version 4 UUID, which is unique but not secret.
 pub(crate) fn random_uuid() -> String {
+    // Version 4 in bits 76 to 79, variant 2 in bits 62 and 63.
     let bits = fastrand::u128(..) & !(0xf << 76 | 0x3 << 62) | 0x4 << 76 | 0x2 << 62;
     let hex = format!("{bits:032x}");
     format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])

@@ -36,7 +36,7 @@ pub(crate) use event::random_uuid;
 pub use event::{EventType, ObjectReference};
 
 impl ObjectReference {
-    /// A reference to `object` as it is now, its resourceVersion included. Upstream:
+    /// Makes a reference to `object` as it is now, its resourceVersion included. Upstream:
     /// `reference.GetReference`.
     pub fn to<T: Object + Resource>(object: &T) -> ObjectReference {
         ObjectReference::of(&T::RESOURCE, object.meta())

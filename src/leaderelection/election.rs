@@ -60,7 +60,7 @@ impl Election {
         }
     }
 
-    /// The holder last seen; empty when there was none.
+    /// Returns the holder last seen; empty when there was none.
     pub fn leader(&self) -> &str {
         &self.observed.holder_identity
     }
@@ -69,26 +69,26 @@ impl Election {
         self.observed.holder_identity == self.identity
     }
 
-    /// Whether another contender has led since we did. Then the lock is not taken again, even if it
-    /// is free: what our controllers know is from before the other one's writes. Upstream's leader
-    /// continues.
+    /// Returns whether another contender has led since we did. Then the lock is not taken again,
+    /// even if it is free: what our controllers know is from before the other one's writes.
+    /// Upstream's leader continues.
     pub fn is_lost(&self) -> bool {
         self.written_at.is_some() && !self.is_leader()
     }
 
-    /// Whether the lease is ours for certain: no other contender can have taken it yet.
+    /// Returns whether the lease is ours for certain: no other contender can have taken it yet.
     pub fn holds_lease(&self, now: Duration) -> bool {
         // The lease names whole seconds.
         let written = Duration::from_secs(self.lease_duration.as_secs());
         self.is_leader() && self.written_at.is_some_and(|at| now < at + written)
     }
 
-    /// How long ago we saw the record change.
+    /// Returns how long ago we saw the record change.
     pub fn observed_for(&self, now: Duration) -> Duration {
         now.saturating_sub(self.observed_at)
     }
 
-    /// The first request of an attempt that begins now.
+    /// Returns the first request of an attempt that begins now.
     pub fn begin(&self, start: Start) -> Attempt {
         if !self.coordinated && self.is_leader() && self.is_valid(start.monotonic) {
             Attempt::Renew(self.renewed(&self.observed, start))
@@ -97,7 +97,8 @@ impl Election {
         }
     }
 
-    /// Returns the next request, or whether we hold the lock now. `at` is the time of the answer.
+    /// Returns the request that follows `outcome` (`Continue`), or ends the attempt with whether we
+    /// hold the lock now (`Break`). `at` is the time of the answer.
     pub fn after(
         &mut self,
         attempt: Attempt,
@@ -144,6 +145,7 @@ impl Election {
                     Record { leader_transitions, ..self.new_term(start) }
                 }))
             }
+            // The request has failed.
             _ => Break(false),
         }
     }
@@ -163,23 +165,25 @@ impl Election {
         })
     }
 
+    /// Records that the lock has had this record since `at`, on the monotonic clock.
     pub fn observe(&mut self, record: Record, at: Duration) {
         self.observed = record;
         self.observed_at = at;
     }
 
+    /// Returns whether the lease that was seen last has not expired at `now`.
     fn is_valid(&self, now: Duration) -> bool {
         let seconds = u64::try_from(self.observed.lease_duration_seconds).unwrap_or(0);
         self.observed_at + Duration::from_secs(seconds) > now
     }
 
-    /// In a coordinated election: we were given the lock, it has not expired, and our term has not
-    /// ended. Upstream: `tryCoordinatedRenew`.
+    /// Returns, in a coordinated election, whether we may renew the lock: we were given it, it has
+    /// not expired, and our term has not ended. Upstream: `tryCoordinatedRenew`.
     fn is_mine_to_renew(&self, now: Duration) -> bool {
         self.is_leader() && self.is_valid(now) && self.observed.preferred_holder.is_empty()
     }
 
-    /// A record of a new term.
+    /// Makes the record of a new term.
     fn new_term(&self, start: Start) -> Record {
         Record {
             holder_identity: self.identity.clone(),
@@ -190,7 +194,7 @@ impl Election {
         }
     }
 
-    /// A record of the same term.
+    /// Makes a record of the same term as `old`.
     fn renewed(&self, old: &Record, start: Start) -> Record {
         Record {
             acquire_time: old.acquire_time,

@@ -59,8 +59,8 @@ struct Inner {
 }
 
 impl LeaderElector {
-    /// A contender that does not run yet. Its metric `leader_election_master_status` is 0 from now
-    /// on.
+    /// Makes a contender that does not run yet. Its metric `leader_election_master_status` is 0
+    /// from now on.
     ///
     /// # Errors
     /// The first fault of `config`. Upstream: `NewLeaderElector`.
@@ -72,30 +72,30 @@ impl LeaderElector {
         Ok(LeaderElector { inner: Arc::new(Inner { config, clock, election }) })
     }
 
-    /// The identity of the leader last seen; empty when there was none. For logs and pages: another
-    /// may lead by now. Upstream: `GetLeader`.
+    /// Returns the identity of the leader last seen; empty when there was none. For logs and pages:
+    /// another may lead by now. Upstream: `GetLeader`.
     pub fn leader(&self) -> String {
         self.inner.election().leader().to_owned()
     }
 
-    /// Whether this contender was the leader last seen. It may have lost the lock since: ask
-    /// [`holds_lease`](LeaderElector::holds_lease) before a write. Upstream: `IsLeader`.
+    /// Returns whether this contender was the leader last seen. It may have lost the lock since:
+    /// ask [`holds_lease`](LeaderElector::holds_lease) before a write. Upstream: `IsLeader`.
     pub fn is_leader(&self) -> bool {
         self.inner.election().is_leader()
     }
 
-    /// Whether the lock is ours for certain: less than the lease duration, in whole seconds, has
-    /// passed since the start of our last successful write. It is so after a suspension of the
-    /// process or of the machine too, and false from the decision to release the lock on. Upstream
-    /// has no counterpart.
+    /// Returns whether the lock is ours for certain: less than the lease duration, in whole
+    /// seconds, has passed since the start of our last successful write. It is so after a
+    /// suspension of the process or of the machine too, and false from the decision to release the
+    /// lock on. Upstream has no counterpart.
     pub fn holds_lease(&self) -> bool {
         self.inner.election().holds_lease(self.inner.clock.monotonic())
     }
 
-    /// A guard that passes writes while [`holds_lease`](LeaderElector::holds_lease), for the client
-    /// of the leader's work ([`Client::guarded`](crate::client::Client::guarded)). The elector's
-    /// own client must not have it. Each call makes another one: clones of one count writes
-    /// together.
+    /// Makes a guard that passes writes while [`holds_lease`](LeaderElector::holds_lease), for the
+    /// client of the leader's work ([`Client::guarded`](crate::client::Client::guarded)). The
+    /// elector's own client must not have it. Each call makes another one: clones of one count
+    /// writes together.
     pub fn guard(&self) -> Guard {
         let elector = self.clone();
         Guard::new(move || elector.holds_lease())
@@ -142,6 +142,7 @@ impl LeaderElector {
     }
 }
 
+/// A call of [`LeaderElector::run`].
 struct Run<'a> {
     inner: &'a Inner,
     on_new_leader: Box<dyn Fn(&str) + Send + Sync>,
@@ -239,7 +240,8 @@ impl Run<'_> {
         }
     }
 
-    /// Whether the lock is ours after one attempt to take or renew it.
+    /// Makes one attempt to take or renew the lock, in a span of the trace, and reports a new
+    /// leader. Returns whether the lock is ours then.
     async fn attempt(&mut self) -> bool {
         let inner = self.inner;
         self.span = trace::lease_span(&inner.config.lock.describe());
@@ -248,6 +250,7 @@ impl Run<'_> {
         held
     }
 
+    /// Calls `on_new_leader` if the leader is another one than at the last call.
     fn report_transition(&mut self) {
         let leader = self.inner.election().leader().to_owned();
         if leader != self.reported {
@@ -336,7 +339,8 @@ impl Inner {
         }
     }
 
-    /// A request may take half the renew deadline, so that there is time for another.
+    /// Sends a request to the lock, which may take half the renew deadline, so that there is time
+    /// for another.
     async fn request<T>(
         &self,
         request: impl Future<Output = Result<T, LockError>>,
@@ -369,6 +373,7 @@ metrics! {
          the string used to identify the lease. Please make sure to group by name.";
 }
 
+/// Sets the metric that shows whether we lead.
 fn set_master(name: &str, is_master: bool) {
     MASTER.with_label_values(&[name]).set(is_master.into());
 }

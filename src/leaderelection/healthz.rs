@@ -17,7 +17,7 @@ impl HealthzAdaptor {
     /// The name of the check, as in `/healthz/leaderElection`.
     pub const NAME: &str = "leaderElection";
 
-    /// A check without an elector. `timeout`: how long after the end of the lease it fails;
+    /// Makes a check without an elector. `timeout`: how long after the end of the lease it fails;
     /// upstream's is 20 s.
     pub fn new(timeout: Duration) -> HealthzAdaptor {
         HealthzAdaptor { timeout, elector: Mutex::new(None) }
@@ -29,7 +29,7 @@ impl HealthzAdaptor {
         *self.elector.lock() = Some(elector.clone());
     }
 
-    /// Whether the elector that was set renews its lease in time. Upstream: `Check`.
+    /// Checks that the elector that was set renews its lease in time. Upstream: `Check`.
     ///
     /// # Errors
     /// Why the process is not healthy.

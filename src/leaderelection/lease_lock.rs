@@ -13,8 +13,8 @@ use crate::objects::{Meta, ObjectKey, ResourceType, Timestamp, from_json};
 const LEASES: ResourceType =
     ResourceType::fixed("coordination.k8s.io", "v1", "Lease", "leases", true);
 
-/// `<hostname>_<uuid>`: a name for this process that is different at each call. Upstream: the
-/// identity that the command makes.
+/// Returns a name for this process that is different at each call: `<hostname>_<uuid>`. Upstream:
+/// the identity that the command makes.
 pub fn new_identity() -> String {
     let names = rustix::system::uname();
     format!("{}_{}", names.nodename().to_string_lossy(), random_uuid())
@@ -34,8 +34,9 @@ pub struct LeaseLock {
 }
 
 impl LeaseLock {
-    /// The Lease that `key` names, which need not exist. `identity`: see [`new_identity`].
-    /// `recorder`: records the events about the Lease; `None`: there are none. Sends nothing.
+    /// Makes a lock of the Lease that `key` names, which need not exist. `identity`: see
+    /// [`new_identity`]. `recorder`: records the events about the Lease; `None`: there are none.
+    /// Sends nothing.
     pub fn new(
         client: &Client,
         key: ObjectKey,
@@ -100,6 +101,7 @@ impl Lock for LeaseLock {
         })
     }
 
+    /// Replaces the record in the Lease that was read or written last.
     fn update<'a>(&'a self, record: &'a LeaderElectionRecord) -> LockFuture<'a, ()> {
         Box::pin(async {
             let mut lease = self.lease().clone().ok_or(LockError::NotRead)?;
@@ -127,7 +129,7 @@ impl Lock for LeaseLock {
     }
 }
 
-/// Whether `read` is an older state of the same Lease than `known`.
+/// Returns whether `read` is an older state of the same Lease than `known`.
 fn is_older(known: Option<&Value>, read: &Value) -> bool {
     let version = |lease: &Value| -> Option<u64> {
         lease["metadata"]["resourceVersion"].as_str()?.parse().ok()

@@ -96,12 +96,14 @@ pub struct Spec<'a> {
 
 /// A kind of metric that [`declared`] can make.
 pub trait Metric: Collector + Clone + Sized + 'static {
+    /// Makes the metric, which is not registered yet.
+    ///
     /// # Errors
     /// When a name or the buckets are not valid.
     fn new(spec: Spec<'_>) -> prometheus::Result<Self>;
 }
 
-/// A new metric, registered.
+/// Makes a metric and registers it.
 ///
 /// # Panics
 /// When its name is not valid or is taken: a mistake in the program.
@@ -114,7 +116,7 @@ pub fn declared<M: Metric>(spec: Spec<'_>) -> M {
     registered.unwrap_or_else(|error| panic!("the metric {name}: {error}"))
 }
 
-/// Bounds that start at `start` and grow by `factor`. Upstream: `ExponentialBuckets`.
+/// Returns bounds that start at `start` and grow by `factor`. Upstream: `ExponentialBuckets`.
 pub fn exponential(start: f64, factor: f64, count: usize) -> Vec<f64> {
     std::iter::successors(Some(start), |bound| Some(bound * factor)).take(count).collect()
 }
@@ -143,6 +145,7 @@ kinds! {
 }
 
 impl Spec<'_> {
+    /// Returns the options of a histogram.
     fn histogram(self) -> HistogramOpts {
         let opts = HistogramOpts::new(self.name, self.help);
         if self.buckets.is_empty() { opts } else { opts.buckets(self.buckets) }
@@ -155,7 +158,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8; escapi
 /// Metrics that are not served.
 static DISABLED: OnceLock<Vec<String>> = OnceLock::new();
 
-/// Leaves the metrics of these names out from now on. Only the first call counts.
+/// Leaves the metrics of these names out of [`render`] from now on. Only the first call counts.
 /// Upstream: `--disabled-metrics`.
 pub fn disable(names: &[String]) {
     DISABLED.get_or_init(|| names.to_vec());
@@ -174,18 +177,19 @@ pub fn render() -> Vec<u8> {
     text(&families)
 }
 
-/// Metrics in the same format.
+/// Returns metrics in the format of [`render`].
 pub fn text(families: &[MetricFamily]) -> Vec<u8> {
     let mut text = String::new();
     if let Err(error) = TextEncoder::new().encode_utf8(families, &mut text) {
         log::error!("metrics: cannot be rendered: {error}");
     }
-    with_gos_bounds(&text).into_bytes()
+    with_go_bounds(&text).into_bytes()
 }
 
-/// Writes the upper bounds of buckets as Go does. They are labels: `1e-08` and `0.00000001` would
-/// be two series, and a graph would break when one manager replaces the other.
-fn with_gos_bounds(text: &str) -> String {
+/// Returns the text with the upper bounds of buckets as Go writes them. They are labels: `1e-08`
+/// and `0.00000001` would be two series, and a graph would break when one manager replaces the
+/// other.
+fn with_go_bounds(text: &str) -> String {
     const BOUND: &str = "le=\"";
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -193,7 +197,7 @@ fn with_gos_bounds(text: &str) -> String {
         let (before, from) = rest.split_at(at + BOUND.len());
         let (number, after) = from.split_once('"').unwrap_or((from, ""));
         out.push_str(before);
-        out.push_str(&gos_exponent(number).unwrap_or_else(|| number.to_owned()));
+        out.push_str(&go_exponent(number).unwrap_or_else(|| number.to_owned()));
         out.push('"');
         rest = after;
     }
@@ -201,8 +205,8 @@ fn with_gos_bounds(text: &str) -> String {
     out
 }
 
-/// Returns the number with an exponent, if Go writes it with one.
-fn gos_exponent(number: &str) -> Option<String> {
+/// Returns the number with an exponent; `None` if Go writes it without one.
+fn go_exponent(number: &str) -> Option<String> {
     let bound = number.parse::<f64>().ok().filter(|bound| bound.is_finite() && *bound != 0.0)?;
     if (1e-4..1e6).contains(&bound.abs()) {
         return None;
@@ -289,6 +293,6 @@ mod tests {
         let gos = "a{le=\"1e-08\"} 0\na{x=\"y\",le=\"9.999999999999999e-05\"} 1\n\
                    a{le=\"0.0001\"} 0.00001\na{le=\"262144\"} 0\na{le=\"1.048576e+06\"} 0\n\
                    a{le=\"0\"} 0\na{le=\"+Inf\"} 2\n";
-        assert_eq!(with_gos_bounds(text), gos);
+        assert_eq!(with_go_bounds(text), gos);
     }
 }

@@ -19,7 +19,7 @@ pub fn register() {
     }
 }
 
-/// The time at which this process started, as a metric of Kubernetes.
+/// Makes a metric of Kubernetes: the time at which this process started.
 pub fn start_time() -> prometheus::Result<Gauge> {
     let gauge = Gauge::new(START_TIME, format!("[ALPHA] {START_TIME_HELP}"))?;
     gauge.set(current().start_seconds);
@@ -129,19 +129,20 @@ impl Collector for Process {
     }
 }
 
-/// This process now, without its descriptors and limits.
+/// Reads the state of this process, without its descriptors and limits.
 pub fn current() -> Reading {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     read(&text("/proc/self/stat"), &text("/proc/self/status"), &text("/proc/stat"))
 }
 
-/// Reads the `stat` and `status` of a process, and the system's `stat`.
+/// Parses the `stat` and `status` of a process, and the system's `stat`, into a reading.
 pub fn read(stat: &str, status: &str, system: &str) -> Reading {
     // The second field is the program's name, which may contain spaces and parentheses.
     let fields: Vec<&str> = match stat.rsplit_once(')') {
         Some((_name, fields)) => fields.split_whitespace().collect(),
         None => Vec::new(),
     };
+    // `field`: its number in the manual of proc(5). The first of `fields` is the third one there.
     let ticks = |field: usize| -> f64 {
         fields.get(field - 3).and_then(|text| text.parse().ok()).unwrap_or_default()
     };
@@ -160,7 +161,8 @@ pub fn read(stat: &str, status: &str, system: &str) -> Reading {
     }
 }
 
-/// Reads the soft limits of open files and of virtual memory from the text of `limits`.
+/// Reads the soft limits of open files and of virtual memory, in this order, from the text of
+/// `limits`.
 fn limits(text: &str) -> (f64, f64) {
     let soft = |name: &str| -> f64 {
         let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();

@@ -20,7 +20,7 @@ impl Plan {
         Plan(stations.map(|station| (station, AtomicBool::new(true))).collect())
     }
 
-    /// Whether a panic is planned at `station`. Returns true only once.
+    /// Returns whether a panic is planned at `station`, and cancels it: true only once.
     fn take(&self, station: &str) -> bool {
         let planned = self.0.iter().find(|(planned, _)| planned == station);
         planned.is_some_and(|(_, is_left)| is_left.swap(false, Ordering::Relaxed))
@@ -35,8 +35,8 @@ pub fn read_environment() -> Option<String> {
     Some(stations)
 }
 
-/// A station: a place where the process can be asked to panic. Costs one load when no panic is
-/// planned; `station` gives the name and is called only when one is.
+/// Panics at a station, a place where the process can be asked to do so. Costs one load when no
+/// panic is planned; `station` gives the name and is called only when one is.
 ///
 /// # Panics
 /// Once, if the environment names this station.

@@ -27,12 +27,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<SyncScope>>> = const { RefCell::new(None) };
 }
 
-/// The run that the calling task belongs to; `None` outside of all runs.
+/// Returns the scope that the calling task belongs to; `None` outside of all syncs and jobs.
 pub fn current_scope() -> Option<Arc<SyncScope>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Restores the earlier run when dropped.
+/// Restores the earlier scope when dropped.
 struct Entered(Option<Arc<SyncScope>>);
 
 impl Drop for Entered {
@@ -41,21 +41,21 @@ impl Drop for Entered {
     }
 }
 
-/// Runs `work` and returns its output; it belongs to `run` while it is polled. Nested runs are
-/// restored when a poll ends. Dropping this future drops `work`; the run is not marked as ended.
+/// Runs `work` and returns its output; it belongs to `scope` while it is polled. Nested scopes are
+/// restored when a poll ends. Dropping this future drops `work`; the scope is not marked as ended.
 pub async fn in_scope<T>(
-    run: Arc<SyncScope>,
+    scope: Arc<SyncScope>,
     mut work: Pin<Box<dyn Future<Output = T> + Send>>,
 ) -> T {
     poll_fn(|context| {
-        let _former = Entered(CURRENT.replace(Some(run.clone())));
+        let _former = Entered(CURRENT.replace(Some(scope.clone())));
         work.as_mut().poll(context)
     })
     .await
 }
 
 impl SyncScope {
-    /// Makes a run that has no parent, has not ended and has made all its writes.
+    /// Makes a scope that has no parent, has not ended and has made all its writes.
     pub fn new(
         controller: &'static str,
         key: impl Into<Arc<str>>,
@@ -71,8 +71,8 @@ impl SyncScope {
         })
     }
 
-    /// Makes the run of a task that this run has spawned: the same controller and key. It inherits
-    /// [`has_unwritten`](SyncScope::has_unwritten) as it is now.
+    /// Makes the scope of a task that this one has spawned: the same controller and key. It
+    /// inherits [`has_unwritten`](SyncScope::has_unwritten) as it is now.
     pub fn child(self: &Arc<SyncScope>) -> Arc<SyncScope> {
         Arc::new(SyncScope {
             controller: self.controller,
@@ -84,18 +84,18 @@ impl SyncScope {
         })
     }
 
-    /// Records that a write was requested and not made (shadow mode). From now on this run, and
-    /// each run that it is a part of, behaves as after a failure: its further requests do not show
-    /// what it would do in charge. Runs beside it are not marked.
+    /// Records that a write was requested and not made (shadow mode). From now on this scope, and
+    /// each one that it is a part of, behaves as after a failure: its further requests do not show
+    /// what it would do in charge. Scopes beside it are not marked.
     pub fn mark_unwritten(&self) {
-        let mut run = Some(self);
-        while let Some(scope) = run {
+        let mut next = Some(self);
+        while let Some(scope) = next {
             scope.has_unwritten.store(true, Ordering::Relaxed);
-            run = scope.parent.as_deref();
+            next = scope.parent.as_deref();
         }
     }
 
-    /// Whether a write of this run or of its parts was not made: see
+    /// Returns whether a write of this scope or of its parts was not made: see
     /// [`mark_unwritten`](SyncScope::mark_unwritten).
     pub fn has_unwritten(&self) -> bool {
         self.has_unwritten.load(Ordering::Relaxed)
@@ -106,10 +106,10 @@ impl SyncScope {
         self.has_ended.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the sync or job that this is a part of has returned.
+    /// Returns whether the sync or job that this is a part of has returned.
     pub fn has_ended(&self) -> bool {
-        let own = self.has_ended.load(Ordering::Relaxed);
-        own || self.parent.as_ref().is_some_and(|parent| parent.has_ended())
+        let has_ended = self.has_ended.load(Ordering::Relaxed);
+        has_ended || self.parent.as_ref().is_some_and(|parent| parent.has_ended())
     }
 }
 

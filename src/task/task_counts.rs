@@ -19,8 +19,8 @@ pub struct Place {
 
 static RUNNING: Mutex<BTreeMap<Place, u64>> = Mutex::new(BTreeMap::new());
 
-/// How many tasks run now, by where they were spawned, in the order of the places. A place without
-/// tasks is left out. A snapshot: tasks start and end meanwhile.
+/// Returns how many tasks run now, by where they were spawned, in the order of the places. A place
+/// without tasks is left out. A snapshot: tasks start and end meanwhile.
 pub fn running() -> Vec<(Place, u64)> {
     RUNNING.lock().iter().map(|(place, count)| (*place, *count)).collect()
 }
@@ -33,9 +33,11 @@ pub(super) struct Counted<F> {
     _place: Registered,
 }
 
+/// The entry of one task in `RUNNING`, which its drop removes.
 struct Registered(Place);
 
 impl<F> Counted<F> {
+    /// Counts a task at the place of `caller`, and wraps its future.
     pub fn new(future: F, caller: &'static Location<'static>) -> Counted<F> {
         let place = Place { file: caller.file(), line: caller.line() };
         *RUNNING.lock().entry(place).or_default() += 1;

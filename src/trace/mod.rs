@@ -47,7 +47,7 @@ pub fn set(objects: Vec<TraceObject>) {
     *tracer = (!objects.is_empty()).then(|| Box::new(Tracer::new(objects)));
 }
 
-/// The traced objects, and the number of objects that are followed because of them.
+/// Returns the traced objects, and the number of objects that are followed because of them.
 pub fn followed() -> (Vec<TraceObject>, usize) {
     let tracer = TRACER.lock();
     tracer.as_ref().map_or_else(Default::default, |tracer| (tracer.objects(), tracer.len()))
@@ -58,7 +58,7 @@ pub fn learn(resource: &ResourceType, meta: &Meta) -> bool {
     with_tracer(|tracer| tracer.learn(resource, meta)).unwrap_or(false)
 }
 
-/// The result of `ask`; `None` while nothing is traced.
+/// Calls `ask` with the tracer and returns its result; `None` while nothing is traced.
 fn with_tracer<T>(ask: impl FnOnce(&mut Tracer) -> T) -> Option<T> {
     if !is_on() {
         return None;
@@ -131,7 +131,7 @@ mod tests {
         };
         assert_eq!((of(&tracer, 1), of(&tracer, 2), of(&tracer, 9)), (Some(1), Some(2), Some(2)));
         for cause in [1, 2, 2] {
-            tracer.queued(7, "ns/a".into(), cause, second);
+            tracer.record_cause(7, "ns/a".into(), cause, second);
         }
         assert_eq!(tracer.begin_sync(8, "ns/a"), None, "the queue is another");
         let waiting = Waiting { causes: vec![1, 2], since: second };
@@ -186,7 +186,7 @@ mod tests {
         for n in 0..10_000_u64 {
             let pod = meta(&format!("p{n}"), n, "a");
             tracer.event(&Pod::RESOURCE, &pod);
-            tracer.queued(1, pod.key().to_string(), n, Duration::ZERO);
+            tracer.record_cause(1, pod.key().to_string(), n, Duration::ZERO);
             tracer.record_write(&pod.uid, n, n, Duration::ZERO);
         }
         assert_eq!(tracer.sizes(), [4096, 4096, 1024]);
@@ -195,7 +195,7 @@ mod tests {
         for n in 0..10_000_u64 {
             let pod = meta(&format!("p{n}"), n, "a");
             tracer.event(&Pod::RESOURCE, &pod);
-            tracer.gone(&pod.uid);
+            tracer.record_deletion(&pod.uid);
         }
         assert_eq!(tracer.len(), 257, "deleted objects make room");
     }

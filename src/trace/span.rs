@@ -21,12 +21,12 @@ pub struct Scope {
     pub sync: u64,
 }
 
-/// The scope of the code on this thread.
+/// Returns the scope of the code on this thread.
 pub fn scope() -> Scope {
     CURRENT.get()
 }
 
-/// The span of the event or sync that runs on this thread; 0 when it is not traced.
+/// Returns the span of the event or sync that runs on this thread; 0 when it is not traced.
 pub fn current() -> u64 {
     scope().span
 }
@@ -57,13 +57,14 @@ pub struct Traced<F> {
 }
 
 impl<F> Traced<F> {
-    /// `scope`: without any, `future` runs in the scope of its caller.
+    /// Makes `future` run in `scope`; without a span and a sync, it runs in the scope of its
+    /// caller.
     pub fn new(scope: Scope, future: F) -> Traced<F> {
         Traced { scope, future }
     }
 }
 
-/// Wraps a future: it runs in the scope that is current now, wherever it is spawned.
+/// Makes a future run in the scope that is current now, wherever it is spawned.
 pub fn carried<F>(future: F) -> Traced<F> {
     Traced::new(scope(), future)
 }

@@ -36,7 +36,8 @@ fn write(at: Place, line: std::fmt::Arguments<'_>) {
     );
 }
 
-fn list(spans: &[u64]) -> String {
+/// Returns the numbers of the spans as a line has them, such as `3,7`.
+fn joined(spans: &[u64]) -> String {
     spans.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
 }
 
@@ -67,7 +68,7 @@ pub fn decoded(
     }
 }
 
-/// A change entered the DeltaFifo, where `depth` keys wait now.
+/// Traces that a change entered the DeltaFifo, where `depth` keys wait now.
 #[track_caller]
 pub fn queued(meta: &Meta, delta: &str, depth: impl Fn() -> usize) {
     let at = Location::caller();
@@ -79,7 +80,7 @@ pub fn queued(meta: &Meta, delta: &str, depth: impl Fn() -> usize) {
     });
 }
 
-/// A change did not enter the DeltaFifo.
+/// Traces that a change did not enter the DeltaFifo.
 #[track_caller]
 pub fn dropped(meta: &Meta, why: &str) {
     let at = Location::caller();
@@ -105,7 +106,7 @@ pub fn cached(meta: &Meta, change: &str, objects: impl Fn() -> usize) {
             );
         }
         if change == "removed" {
-            tracer.gone(&meta.uid);
+            tracer.record_deletion(&meta.uid);
         }
     });
 }
@@ -127,7 +128,9 @@ pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: impl Fn() -> us
 /// The way in which a key is queued.
 pub enum How {
     Now,
+    /// After a delay, or after a failure.
     After(Duration),
+    /// By its timer.
     Timer(Duration),
 }
 
@@ -152,7 +155,7 @@ pub fn key_queued(
         How::After(delay) => line!(at, by, "key-queued {key} queue={name} after={delay:?}"),
         How::Timer(delay) => line!(at, by, "key-queued {key} queue={name} timer={delay:?}"),
     }
-    with_tracer(|tracer| tracer.queued(queue, key, by, now));
+    with_tracer(|tracer| tracer.record_cause(queue, key, by, now));
 }
 
 /// A sync that is traced.
@@ -172,7 +175,7 @@ pub fn sync_begins(
     let at = Location::caller();
     let (span, Waiting { causes, since }) =
         with_tracer(|tracer| tracer.begin_sync(queue, &key.to_string())).flatten()?;
-    let (by, waited) = (list(&causes), now.saturating_sub(since));
+    let (by, waited) = (joined(&causes), now.saturating_sub(since));
     line!(at, span, "sync-began {key} controller={controller} by={by} waited={waited:?}");
     Some(SyncSpan { span, began: now })
 }
@@ -214,7 +217,7 @@ pub fn read(kind: &'static str, what: &dyn Display, found: Option<&Meta>, cache:
     }
 }
 
-/// A request is sent under the current span.
+/// Traces that a request is sent under the current span.
 #[track_caller]
 pub fn sent(request: &dyn Display, bytes: usize, waited: Duration) {
     let at = Location::caller();
@@ -224,7 +227,7 @@ pub fn sent(request: &dyn Display, bytes: usize, waited: Duration) {
     }
 }
 
-/// The answer to a request, or its error.
+/// Traces the answer to a request, or its error.
 #[track_caller]
 pub fn answered(request: &dyn Display, answer: &str, took: Duration) {
     let at = Location::caller();
@@ -254,7 +257,7 @@ pub fn wrote(kind: &str, key: &ObjectKey, uid: &Uid, version: u64, now: Duration
     });
 }
 
-/// A phase of the reflector of a traced kind has ended. `name`: the reflector's.
+/// Traces that a phase of the reflector of a traced kind has ended. `name`: the reflector's.
 #[track_caller]
 pub fn phase_ended(resource: &ResourceType, name: &str, phase: &dyn Debug, outcome: &dyn Debug) {
     let at = Location::caller();
@@ -262,13 +265,13 @@ pub fn phase_ended(resource: &ResourceType, name: &str, phase: &dyn Debug, outco
     line!(at, span, "phase-ended {name} phase=\"{phase:?}\" outcome={outcome:?}");
 }
 
-/// The span of an attempt to take or renew a lock; 0 when its Lease is not traced. `key`: its
-/// namespace and name.
+/// Begins the span of an attempt to take or renew a lock and returns its number; 0 when its Lease
+/// is not traced. `key`: its namespace and name.
 pub fn lease_span(key: &str) -> u64 {
     with_tracer(|tracer| tracer.lease_event(key)).flatten().unwrap_or(0)
 }
 
-/// An attempt to take or renew a lock has ended under the current span.
+/// Traces that an attempt to take or renew a lock has ended under the current span.
 #[track_caller]
 pub fn lease_tried(key: &str, is_held: bool, leader: &str) {
     let span = current();
@@ -278,7 +281,7 @@ pub fn lease_tried(key: &str, is_held: bool, leader: &str) {
     }
 }
 
-/// The lock is ours from now on, or no more, in `span`.
+/// Traces, in `span`, that the lock is ours from now on, or no longer.
 #[track_caller]
 pub fn lease_changed(span: u64, key: &str, is_held: bool) {
     if span != 0 {

@@ -21,14 +21,19 @@ const WRITES: usize = 1024;
 /// The limit of versions of one object whose spans are known.
 const VERSIONS: usize = 8;
 
+/// The state of the trace while objects are traced. `stations` fills and reads it, under
+/// the lock of `TRACER`.
 pub struct Tracer {
     objects: Vec<TraceObject>,
     followed: HashMap<Uid, Followed>,
+    /// The deleted objects that are still followed, oldest first.
     gone: VecDeque<Uid>,
-    /// By the queue and the key's text.
+    /// The keys that followed objects have queued, by the queue and the key's text.
     waiting: HashMap<(usize, String), Waiting>,
     written: VecDeque<Written>,
+    /// The number of the last span.
     spans: u64,
+    /// Whether the log has said that no further objects are followed.
     is_full: bool,
 }
 
@@ -72,6 +77,7 @@ fn is_of_kind(object: &TraceObject, resource: &ResourceType) -> bool {
     is(&resource.kind) || is(&resource.plural) || is(&resource.to_string())
 }
 
+/// Returns whether the object of the flag is the one with these metadata.
 fn is_named(object: &TraceObject, resource: &ResourceType, meta: &Meta) -> bool {
     object.name == *meta.name && object.namespace == *meta.namespace && is_of_kind(object, resource)
 }
@@ -124,7 +130,8 @@ impl Tracer {
         true
     }
 
-    /// Returns the span of a new event; `None` if the object is not followed.
+    /// Follows an object if it has to be, and returns the span of its new event with its name;
+    /// `None` if it is not followed.
     pub fn event(&mut self, resource: &ResourceType, meta: &Meta) -> Option<(u64, String)> {
         self.learn(resource, meta);
         let span = self.spans + 1;
@@ -137,30 +144,31 @@ impl Tracer {
         Some((span, followed.name.clone()))
     }
 
-    fn span(&mut self) -> u64 {
+    /// Returns the number of a new span.
+    fn next_span(&mut self) -> u64 {
         self.spans += 1;
         self.spans
     }
 
-    /// The span of something that happens to all objects of a kind; `None`: no object of this kind
-    /// is traced or followed.
+    /// Returns the span of something that happens to all objects of a kind; `None`: no object of
+    /// this kind is traced or followed.
     pub fn kind_event(&mut self, resource: &ResourceType) -> Option<u64> {
         let is_followed = |followed: &Followed| {
             let name = followed.name.strip_prefix(&*resource.kind);
             name.is_some_and(|name| name.starts_with(' '))
         };
-        let concerned = self.objects.iter().any(|object| is_of_kind(object, resource))
+        let is_concerned = self.objects.iter().any(|object| is_of_kind(object, resource))
             || self.followed.values().any(is_followed);
-        concerned.then(|| self.span())
+        is_concerned.then(|| self.next_span())
     }
 
-    /// The span of an attempt on the Lease `key`; `None`: it is not traced.
+    /// Returns the span of an attempt on the Lease `key`; `None`: it is not traced.
     pub fn lease_event(&mut self, key: &str) -> Option<u64> {
         let (namespace, name) = key.split_once('/')?;
-        let is_it = |object: &TraceObject| {
+        let is_lease = |object: &TraceObject| {
             object.namespace == namespace && object.name == name && is_of_kind(object, &LEASES)
         };
-        self.objects.iter().any(is_it).then(|| self.span())
+        self.objects.iter().any(is_lease).then(|| self.next_span())
     }
 
     /// Returns the span of the event that delivered this version of an object, and the object's
@@ -179,7 +187,7 @@ impl Tracer {
     }
 
     /// Records that an object is deleted. It is forgotten later.
-    pub fn gone(&mut self, uid: &Uid) {
+    pub fn record_deletion(&mut self, uid: &Uid) {
         if !self.followed.contains_key(uid) {
             return;
         }
@@ -191,13 +199,13 @@ impl Tracer {
         }
     }
 
-    /// Records that `cause` queued `key`.
-    pub fn queued(&mut self, queue: usize, key: String, cause: u64, now: Duration) {
+    /// Records that `cause`, a span, queued `key`.
+    pub fn record_cause(&mut self, queue: usize, key: String, cause: u64, now: Duration) {
         if self.waiting.len() >= KEYS {
             return;
         }
-        let new = || Waiting { causes: Vec::new(), since: now };
-        let Waiting { causes, .. } = self.waiting.entry((queue, key)).or_insert_with(new);
+        let first_wait = || Waiting { causes: Vec::new(), since: now };
+        let Waiting { causes, .. } = self.waiting.entry((queue, key)).or_insert_with(first_wait);
         if causes.len() < CAUSES && !causes.contains(&cause) {
             causes.push(cause);
         }
@@ -207,10 +215,10 @@ impl Tracer {
     /// caused it.
     pub fn begin_sync(&mut self, queue: usize, key: &str) -> Option<(u64, Waiting)> {
         let waiting = self.waiting.remove(&(queue, key.to_owned()))?;
-        Some((self.span(), waiting))
+        Some((self.next_span(), waiting))
     }
 
-    /// The span of the event that delivered this version, if it has arrived.
+    /// Returns the span of the event that delivered this version, if it has arrived.
     pub fn brought(&self, uid: &Uid, version: u64) -> Option<u64> {
         let mut events = self.followed.get(uid)?.events.iter();
         events.find(|(seen, _)| *seen == version).map(|(_, span)| *span)

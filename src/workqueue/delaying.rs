@@ -95,8 +95,8 @@ impl<K: Key> Delayed<K> {
         self.push(key, Reason::Retry, at)
     }
 
-    /// Lets no key wait for its retry for longer than until `at`, which is called for each that
-    /// would wait until after `latest`. Returns these keys.
+    /// Moves each retry that is due after `latest` to the time that `at` returns for it. Returns
+    /// the keys of these retries.
     pub fn advance_retries(
         &mut self,
         latest: Duration,
@@ -134,7 +134,8 @@ impl<K: Key> Delayed<K> {
         was_set
     }
 
-    /// Adds an entry; an earlier one of the key for this reason becomes stale.
+    /// Adds an entry; an earlier one of the key for this reason becomes stale. Returns whether
+    /// [`next`](Delayed::next) is now earlier than it was.
     fn push(&mut self, key: K, reason: Reason, at: Duration) -> bool {
         let sooner = self.next().is_none_or(|next| at < next);
         self.sequence += 1;
@@ -161,13 +162,13 @@ impl<K: Key> Delayed<K> {
         }
     }
 
-    /// How many keys wait for a delay or rest, and how many wait for a timer.
+    /// Returns how many keys wait for a delay or rest, and how many wait for a timer.
     pub fn counts(&self) -> (usize, usize) {
         let timers = self.times.timers.len();
         (self.times.len() - timers + self.rests, timers)
     }
 
-    /// When the next key is due.
+    /// Returns when the next key is due.
     pub fn next(&mut self) -> Option<Duration> {
         while let Some(Reverse(top)) = self.heap.peek() {
             if top.is_current(&mut self.times) {
@@ -207,7 +208,8 @@ impl<K> Default for Times<K> {
 }
 
 impl<K> Times<K> {
-    /// `None`: rests, which are neither moved nor cancelled.
+    /// Returns the times of the keys that wait for `reason`; `None`: rests, which are neither moved
+    /// nor cancelled.
     fn for_reason(&mut self, reason: Reason) -> Option<&mut HashMap<K, Due>> {
         match reason {
             Reason::Delay => Some(&mut self.delays),
@@ -227,6 +229,7 @@ impl<K> Times<K> {
 }
 
 impl<K: Key> Entry<K> {
+    /// Returns whether the entry is not stale: its key still waits for this reason until this time.
     fn is_current(&self, times: &mut Times<K>) -> bool {
         times.for_reason(self.reason).is_none_or(|times| times.get(&self.key) == Some(&self.due))
     }

@@ -20,7 +20,7 @@ pub(super) struct QueueMetrics {
 }
 
 impl QueueMetrics {
-    /// `None` for a queue without a name.
+    /// Makes the metrics of a queue; `None` for a queue without a name.
     pub fn new(name: &str) -> Option<QueueMetrics> {
         (!name.is_empty()).then(|| QueueMetrics {
             depth: DEPTH.with_label_values(&[name]),
@@ -31,27 +31,29 @@ impl QueueMetrics {
         })
     }
 
-    pub fn added(&self) {
+    /// Records that a key was queued.
+    pub fn record_added(&self) {
         self.adds.inc();
         self.depth.inc();
     }
 
-    /// A worker has taken a key, which `waited` in the queue.
+    /// Records that a worker has taken a key, which `waited` in the queue.
     pub fn record_taken(&self, waited: Duration) {
         self.depth.dec();
         self.queue_duration.observe(waited.as_secs_f64());
     }
 
-    /// A worker is done with a key.
+    /// Records that a worker is done with a key.
     pub fn record_done(&self, worked: Duration) {
         self.work_duration.observe(worked.as_secs_f64());
     }
 
-    pub fn retried(&self) {
+    /// Records an addition with a delay.
+    pub fn record_retried(&self) {
         self.retries.inc();
     }
 
-    /// Adds and retries.
+    /// Returns the numbers of adds and of retries.
     pub fn counts(&self) -> (u64, u64) {
         (self.adds.get(), self.retries.get())
     }
@@ -65,6 +67,7 @@ pub(super) struct InProgress {
 }
 
 impl InProgress {
+    /// Adds a key that has been worked on for `age`.
     pub fn and(self, age: Duration) -> InProgress {
         InProgress { total: self.total + age, longest: self.longest.max(age) }
     }

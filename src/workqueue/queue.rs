@@ -39,7 +39,7 @@ struct Work {
 pub(super) enum Added {
     /// There is one more key to take now.
     Ready,
-    /// The key rests: call [`Queue::rested`] at this time.
+    /// The key rests: call [`Queue::end_rest`] at this time.
     Rests(Duration),
     /// Nothing changes.
     No,
@@ -92,14 +92,14 @@ impl<K: Key> Queue<K> {
             }
         };
         if let Some(metrics) = &self.metrics {
-            metrics.added();
+            metrics.record_added();
         }
         added
     }
 
     /// Queues a key that was added while it rested, at the end of its rest. Returns whether there
     /// is one more key to take now.
-    pub fn rested(&mut self, key: K) -> bool {
+    pub fn end_rest(&mut self, key: K) -> bool {
         let Some(work) = self.keys.get_mut(&key) else { return false };
         work.rests_until = Duration::ZERO;
         self.order.push_back(key);
@@ -153,6 +153,7 @@ impl<K: Key> Queue<K> {
             match self.keys.get(key) {
                 Some(work) if work.is_idle() && work.rests_until > now => return,
                 Some(work) if work.is_idle() => _ = self.keys.remove(key),
+                // Added again or taken: its work has a later end.
                 _ => {}
             }
             self.resting.pop_front();
@@ -179,7 +180,7 @@ impl<K: Key> Queue<K> {
         self.in_progress
     }
 
-    /// From now on nothing is added; queued keys can still be taken.
+    /// Ends additions: from now on nothing is added; queued keys can still be taken.
     pub fn shut_down(&mut self) {
         self.shutting_down = true;
     }
@@ -188,25 +189,25 @@ impl<K: Key> Queue<K> {
         self.shutting_down
     }
 
-    /// How long the keys in progress have been worked on.
+    /// Returns how long the keys in progress have been worked on.
     pub fn progress(&self, now: Duration) -> InProgress {
         let ages = self.keys.values().filter_map(|work| work.started);
         ages.fold(InProgress::default(), |sum, started| sum.and(now.saturating_sub(started)))
     }
 
-    /// The key that waits longest, to be taken or for the end of its rest, and since when.
+    /// Returns the key that waits longest, to be taken or for the end of its rest, and since when.
     pub fn oldest(&self) -> Option<(&K, Duration)> {
         let waiting = self.keys.iter().filter(|(_, work)| work.dirty);
         waiting.map(|(key, work)| (key, work.added)).min_by_key(|(_, added)| *added)
     }
 
-    /// The time of the oldest key that waits or is in progress.
+    /// Returns the time of the oldest key that waits or is in progress.
     pub fn oldest_key_time(&self) -> Option<Duration> {
         let times = |work: &Work| work.dirty.then_some(work.added).into_iter().chain(work.started);
         self.keys.values().flat_map(times).min()
     }
 
-    /// The key that has been in progress longest, and since when.
+    /// Returns the key that has been in progress longest, and since when.
     pub fn longest(&self) -> Option<(&K, Duration)> {
         let working = self.keys.iter().filter_map(|(key, work)| Some((key, work.started?)));
         working.min_by_key(|(_, started)| *started)
@@ -358,12 +359,12 @@ mod tests {
         assert_eq!(queue.add('o', at(30)), Added::Ready);
         assert_eq!(queue.take(at(30)), Some('o'));
         assert_eq!(queue.take(at(30)), None);
-        assert!(queue.rested('k'));
+        assert!(queue.end_rest('k'));
         assert_eq!(queue.take(at(50)), Some('k'));
         assert_eq!(queue.add('k', at(60)), Added::No, "in progress");
         assert_eq!(queue.done(&'k', at(70), at(40)), Added::Rests(at(110)));
         assert_eq!(queue.take(at(80)), None);
-        assert!(queue.rested('k'));
+        assert!(queue.end_rest('k'));
         assert_eq!(queue.take(at(110)), Some('k'));
         assert_eq!(queue.done(&'k', at(110), NO_REST), Added::No);
         assert_eq!(queue.add('k', at(111)), Added::Ready, "its last work was followed by no rest");

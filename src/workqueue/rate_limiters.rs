@@ -21,10 +21,10 @@ pub trait RateLimiter<K>: Send + Sync + 'static {
     fn retries(&self, key: &K) -> u32;
 }
 
-/// The longer of two delays: 5 ms, doubling with each failure of the key to 1,000 s; and the wait
-/// for a token of a bucket that all keys share, with 10 tokens a second and a burst of 100. So
-/// after many failures a key may wait for the bucket although it failed for the first time.
-/// Upstream: `DefaultTypedControllerRateLimiter`.
+/// Makes a limiter of the longer of two delays: 5 ms, doubling with each failure of the key to
+/// 1,000 s; and the wait for a token of a bucket that all keys share, with 10 tokens a second and a
+/// burst of 100. So after many failures a key may wait for the bucket although it failed for the
+/// first time. Upstream: `DefaultTypedControllerRateLimiter`.
 pub fn default_controller_rate_limiter<K: Key>(clock: SharedClock) -> Arc<dyn RateLimiter<K>> {
     Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(5), Duration::from_secs(1000)),
@@ -32,7 +32,7 @@ pub fn default_controller_rate_limiter<K: Key>(clock: SharedClock) -> Arc<dyn Ra
     ]))
 }
 
-/// An [`ItemExponentialFailureRateLimiter`] as a trait object. Upstream:
+/// Makes an [`ItemExponentialFailureRateLimiter`] as a trait object. Upstream:
 /// `NewTypedItemExponentialFailureRateLimiter`.
 pub fn exponential_failure_rate_limiter<K: Key>(
     base: Duration,
@@ -65,6 +65,7 @@ impl<K: Key> Failures<K> {
         before
     }
 
+    /// Forgets the failures of `key`, and frees memory after a burst.
     fn forget(&self, key: &K) {
         let mut failures = self.lock();
         if failures.remove(key).is_some() && failures.is_empty() && failures.capacity() > 256 {
@@ -87,7 +88,8 @@ pub struct ItemExponentialFailureRateLimiter<K> {
 }
 
 impl<K: Key> ItemExponentialFailureRateLimiter<K> {
-    /// The first failure of a key waits for `base`. If `max` is shorter, each waits for `max`.
+    /// Makes a limiter: the first failure of a key waits for `base`. If `max` is shorter, each
+    /// waits for `max`.
     pub fn new(base: Duration, max: Duration) -> Self {
         ItemExponentialFailureRateLimiter { failures: Failures::new(), base, max }
     }
@@ -137,7 +139,7 @@ pub struct MaxOfRateLimiter<K> {
 }
 
 impl<K: Key> MaxOfRateLimiter<K> {
-    /// Without any limiter no key waits.
+    /// Makes a limiter of several; without any no key waits.
     pub fn new(limiters: Vec<Arc<dyn RateLimiter<K>>>) -> Self {
         MaxOfRateLimiter { limiters }
     }

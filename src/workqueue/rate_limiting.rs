@@ -145,7 +145,7 @@ impl<K: Key> RateLimitingQueue<K> {
     /// shutdown. Upstream: `Add`.
     pub fn add(&self, key: K) {
         let mut state = self.inner.lock();
-        self.inner.traced(&state, &key, How::Now);
+        self.inner.trace_addition(&state, &key, How::Now);
         let now = self.inner.clock.monotonic();
         let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
         drop(state);
@@ -173,9 +173,9 @@ impl<K: Key> RateLimitingQueue<K> {
             return;
         }
         if let Some(metrics) = state.queue.metrics() {
-            metrics.retried();
+            metrics.record_retried();
         }
-        self.inner.traced(&state, &key, How::After(after));
+        self.inner.trace_addition(&state, &key, How::After(after));
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
             let ready = state.queue_due(now) + self.inner.queue_now(&mut state, key, now);
@@ -187,8 +187,8 @@ impl<K: Key> RateLimitingQueue<K> {
         }
     }
 
-    /// Adds the keys that wait after a failure within `period`, at random times, unless they come
-    /// sooner, and forgets their failures.
+    /// Brings forward the retries that are due after `period`: adds their keys at random times
+    /// within it, and forgets their failures.
     pub fn advance_retries(&self, period: Duration) {
         let mut state = self.inner.lock();
         let now = self.inner.clock.monotonic();
@@ -209,7 +209,7 @@ impl<K: Key> RateLimitingQueue<K> {
         if state.queue.is_shutting_down() {
             return;
         }
-        self.inner.traced(&state, &key, How::Timer(after));
+        self.inner.trace_addition(&state, &key, How::Timer(after));
         let now = self.inner.clock.monotonic();
         if after.is_zero() {
             state.delayed.cancel(&key);
@@ -263,7 +263,9 @@ impl<K: Key> RateLimitingQueue<K> {
                 let now = inner.clock.monotonic();
                 let due = state.queue_due(now);
                 if let Some(key) = state.queue.take(now) {
+                    // This worker takes one of the keys that have fallen due.
                     inner.notify_ready(due.saturating_sub(1));
+                    // Another worker has to wait for the clock in place of this one.
                     if !state.has_timekeeper && !state.delayed.is_empty() {
                         inner.ready.notify(1);
                     }
@@ -300,18 +302,18 @@ impl<K: Key> RateLimitingQueue<K> {
     /// `rest` has passed.
     pub fn done_resting(&self, key: &K, rest: Duration) {
         let mut state = self.inner.lock();
-        let again = state.queue.done(key, self.inner.clock.monotonic(), rest);
-        let again = self.inner.follow(&mut state, again, || key.clone());
+        let added = state.queue.done(key, self.inner.clock.monotonic(), rest);
+        let ready = self.inner.carry_out(&mut state, added, || key.clone());
         let idle = state.queue.in_progress() == 0;
         drop(state);
-        self.inner.notify_ready(again);
+        self.inner.notify_ready(ready);
         if idle {
             self.inner.idle.notify(usize::MAX);
         }
     }
 
-    /// How many keys wait for a worker; those whose time has not come are not counted. Upstream:
-    /// `Len`.
+    /// Returns how many keys wait for a worker; those whose time has not come are not counted.
+    /// Upstream: `Len`.
     pub fn len(&self) -> usize {
         let mut state = self.inner.lock();
         let due = state.queue_due(self.inner.clock.monotonic());
@@ -324,8 +326,8 @@ impl<K: Key> RateLimitingQueue<K> {
         self.len() == 0
     }
 
-    /// A number that distinguishes this queue from others in the trace. A later queue may get the
-    /// number of one that is gone.
+    /// Returns a number that distinguishes this queue from others in the trace. A later queue may
+    /// get the number of one that is gone.
     pub fn identity(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
@@ -336,7 +338,7 @@ impl<K: Key> RateLimitingQueue<K> {
         let now = self.inner.clock.monotonic();
         let due = state.queue_due(now);
         self.inner.notify_ready(due);
-        let aged = |found: Option<(&K, Duration)>| {
+        let with_age = |found: Option<(&K, Duration)>| {
             found.map(|(key, since)| (key.to_string(), now.saturating_sub(since).as_secs_f64()))
         };
         let (delayed, timers) = state.delayed.counts();
@@ -347,16 +349,16 @@ impl<K: Key> RateLimitingQueue<K> {
             in_progress: state.queue.in_progress(),
             delayed,
             timers,
-            oldest: aged(state.queue.oldest()),
-            longest: aged(state.queue.longest()),
+            oldest: with_age(state.queue.oldest()),
+            longest: with_age(state.queue.longest()),
             adds,
             retries,
         }
     }
 
-    /// The age of the oldest key; zero without keys. A queued key ages from when it was added, a
-    /// key in progress from when a worker took it. A key that waits for a delay or a timer has not
-    /// been added yet.
+    /// Returns the age of the oldest key; zero without keys. A queued key ages from when it was
+    /// added, a key in progress from when a worker took it. A key that waits for a delay or a timer
+    /// has not been added yet.
     pub fn oldest_key_age(&self) -> Duration {
         let oldest = self.inner.lock().queue.oldest_key_time();
         oldest.map_or(Duration::ZERO, |since| self.inner.clock.monotonic().saturating_sub(since))
@@ -398,13 +400,14 @@ impl<K> Inner<K> {
         self.state.lock()
     }
 
-    /// The next time is sooner than it was.
+    /// Wakes the timekeeper, since the next time is sooner than it was.
     fn wake_timekeeper(&self, state: &State<K>) {
         // Without a timekeeper any waiting worker becomes it.
         let waker = if state.has_timekeeper { &self.sooner } else { &self.ready };
         waker.notify(1);
     }
 
+    /// Wakes one waiting worker for each of `keys` more keys that can be taken.
     fn notify_ready(&self, keys: usize) {
         if keys > 0 {
             self.ready.notify(keys.additional());
@@ -416,12 +419,12 @@ impl<K: Key> Inner<K> {
     /// Adds `key`; returns how many more keys can be taken.
     fn queue_now(&self, state: &mut State<K>, key: K, now: Duration) -> usize {
         let added = state.queue.add(key.clone(), now);
-        self.follow(state, added, || key)
+        self.carry_out(state, added, || key)
     }
 
-    /// Lets a key that was added while it rests wait for the end of its rest; returns how many more
-    /// keys can be taken.
-    fn follow(&self, state: &mut State<K>, added: Added, key: impl FnOnce() -> K) -> usize {
+    /// Carries out what [`Queue`] has decided about a key: one that was added while it rests waits
+    /// for the end of its rest. Returns how many more keys can be taken.
+    fn carry_out(&self, state: &mut State<K>, added: Added, key: impl FnOnce() -> K) -> usize {
         if let Added::Rests(until) = added
             && state.delayed.rest(key(), until)
         {
@@ -430,7 +433,8 @@ impl<K: Key> Inner<K> {
         usize::from(added == Added::Ready)
     }
 
-    fn traced(&self, state: &State<K>, key: &K, how: How) {
+    /// Traces that `key` is added, and `how`.
+    fn trace_addition(&self, state: &State<K>, key: &K, how: How) {
         let queue = (std::ptr::from_ref(self).addr(), &*self.name);
         trace::key_queued(queue, key, how, state.queue.len(), self.clock.monotonic());
     }
@@ -455,7 +459,7 @@ impl<K: Key> State<K> {
         let mut ready = 0;
         while let Some((key, at, reason)) = self.delayed.pop_due(now) {
             ready += usize::from(match reason {
-                Reason::Rest => self.queue.rested(key),
+                Reason::Rest => self.queue.end_rest(key),
                 Reason::Delay | Reason::Retry | Reason::Timer => {
                     match self.queue.add(key.clone(), at) {
                         Added::Rests(until) => {

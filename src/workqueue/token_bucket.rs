@@ -26,7 +26,7 @@ struct State {
 }
 
 impl TokenBucket {
-    /// A full bucket. `rate` is in tokens a second; a `burst` of zero never lets
+    /// Makes a full bucket. `rate` is in tokens a second; a `burst` of zero never lets
     /// [`try_take`](TokenBucket::try_take) succeed.
     pub fn new(rate: f64, burst: u32, clock: SharedClock) -> TokenBucket {
         let burst = f64::from(burst);
@@ -56,8 +56,8 @@ impl TokenBucket {
         wait
     }
 
-    /// How long until [`try_take`](TokenBucket::try_take) succeeds at the present rate, if no token
-    /// is taken meanwhile; `None`: not before the rate changes.
+    /// Returns how long until [`try_take`](TokenBucket::try_take) succeeds at the present rate, if
+    /// no token is taken meanwhile; `None`: not before the rate changes.
     pub fn next_in(&self) -> Option<Duration> {
         self.grown(&self.state.lock()).wait_for_one()
     }
@@ -88,7 +88,7 @@ impl TokenBucket {
         *state = State { rate, tokens, at: grown.at };
     }
 
-    /// The state now, with the tokens that have come since.
+    /// Returns the state now, with the tokens that have come since.
     fn grown(&self, state: &State) -> State {
         let now = self.clock.monotonic();
         let gained = now.saturating_sub(state.at).as_secs_f64() * state.rate.max(0.0);
@@ -97,7 +97,7 @@ impl TokenBucket {
 }
 
 impl State {
-    /// How long until there is a token, in whole nanoseconds; `None`: never.
+    /// Returns how long until there is a token, in whole nanoseconds; `None`: never.
     fn wait_for_one(&self) -> Option<Duration> {
         if self.rate <= 0.0 {
             return None;
