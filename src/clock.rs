@@ -138,8 +138,8 @@ impl FakeClock {
         self.state.moved.notify(usize::MAX);
     }
 
-    /// How many sleeping futures exist, polled or not. A test waits for one before it moves the
-    /// time.
+    /// Returns how many sleeping futures exist, polled or not. A test waits for one before it moves
+    /// the time.
     pub fn sleepers(&self) -> usize {
         self.state.sleepers.load(std::sync::atomic::Ordering::SeqCst)
     }

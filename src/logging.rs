@@ -115,6 +115,7 @@ struct Klog {
 }
 
 impl Klog {
+    /// Writes a record, errors apart from all others.
     fn write(&self, record: &Record<'_>) {
         match record.level() {
             Level::Error => self.errors.log(record),

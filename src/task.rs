@@ -197,6 +197,7 @@ impl LatchState {
         self.open.load(Ordering::SeqCst)
     }
 
+    /// Waits until the latch is open.
     async fn opened(&self) {
         while !self.is_open() {
             let opened = self.opened.listen();
@@ -209,7 +210,7 @@ impl LatchState {
 }
 
 impl Latch {
-    /// A closed latch.
+    /// Makes a closed latch.
     pub fn new() -> Latch {
         Latch::default()
     }
@@ -219,7 +220,8 @@ impl Latch {
         self.state.open();
     }
 
-    /// Whether it has been opened. What was done before the opening is visible to the caller then.
+    /// Returns whether it has been opened. What was done before the opening is visible to the
+    /// caller then.
     pub fn is_open(&self) -> bool {
         self.state.is_open()
     }
@@ -256,7 +258,7 @@ impl Failure {
         self.state.reported.open();
     }
 
-    /// The first report; `None` before it.
+    /// Returns the first report; `None` before it.
     pub fn get(&self) -> Option<&str> {
         self.state.first.get().map(String::as_str)
     }
@@ -326,7 +328,7 @@ impl StopState {
 }
 
 impl StopToken {
-    /// A token without a parent: it stops only by [`stop`](StopToken::stop).
+    /// Makes a token without a parent: it stops only by [`stop`](StopToken::stop).
     pub fn new() -> StopToken {
         StopToken::default()
     }
@@ -353,7 +355,7 @@ impl StopToken {
         self.state.stop();
     }
 
-    /// Whether the token, or a token that it is a child of, has been stopped.
+    /// Returns whether the token, or a token that it is a child of, has been stopped.
     pub fn is_stopped(&self) -> bool {
         self.state.stopped.is_open()
     }
@@ -420,7 +422,7 @@ impl Drop for Member {
 }
 
 impl TaskGroup {
-    /// A group without tasks: joining it takes no time.
+    /// Makes a group without tasks: joining it takes no time.
     pub fn new() -> TaskGroup {
         TaskGroup::default()
     }

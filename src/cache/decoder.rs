@@ -54,7 +54,7 @@ impl Decoder {
 }
 
 impl Undecoded {
-    /// The resource version; 0 when it cannot be read.
+    /// Returns the resource version; 0 when it cannot be read.
     pub fn version(&self) -> u64 {
         self.identity.as_ref().map_or(0, |known| known.resource_version)
     }

@@ -65,6 +65,7 @@ struct Deltas {
 }
 
 impl Deltas {
+    /// Returns the delta that was appended last.
     fn newest(&self) -> &Delta {
         self.rest.back().unwrap_or(&self.first)
     }
@@ -170,7 +171,7 @@ pub enum KnownState {
 }
 
 impl DeltaFifo {
-    /// An empty queue. `indexer`: the cache that its deltas are applied to.
+    /// Makes an empty queue. `indexer`: the cache that its deltas are applied to.
     pub fn new(indexer: Arc<dyn AnyIndexer>) -> DeltaFifo {
         let (state, synced) = (Mutex::default(), AtomicBool::new(false));
         DeltaFifo { state, indexer, synced, changed: Event::new() }
@@ -180,18 +181,18 @@ impl DeltaFifo {
         self.state.lock()
     }
 
-    /// Whether the first list is processed to its end. A change that does not belong to a list
-    /// makes it true as well. Upstream: `HasSynced`.
+    /// Returns whether the first list is processed to its end. A change that does not belong to a
+    /// list makes it true as well. Upstream: `HasSynced`.
     pub fn has_synced(&self) -> bool {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// The number of keys that wait.
+    /// Returns the number of keys that wait.
     pub fn len(&self) -> usize {
         self.lock().queue.len()
     }
 
-    /// Whether no key waits.
+    /// Returns whether no key waits.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

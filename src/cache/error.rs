@@ -76,7 +76,7 @@ impl From<DecodeError> for Error {
 }
 
 impl Error {
-    /// Whether the answer cannot be decoded: the same answer would fail again.
+    /// Returns whether the answer cannot be decoded: the same answer would fail again.
     pub(crate) fn is_decode(&self) -> bool {
         matches!(self, Error::Failed(cause) if cause.is::<DecodeError>())
     }

@@ -48,7 +48,8 @@ struct Entry {
 }
 
 impl SharedInformerFactory {
-    /// A factory of informers without a default resync period, which list and watch by `source`.
+    /// Makes a factory of informers without a default resync period, which list and watch by
+    /// `source`.
     pub fn new(source: Arc<dyn Source>, clock: SharedClock) -> SharedInformerFactory {
         SharedInformerFactory::with_resync(source, clock, Duration::ZERO)
     }
@@ -76,12 +77,12 @@ impl SharedInformerFactory {
         SharedInformerFactory { inner: Arc::new(inner) }
     }
 
-    /// The losses of versions that the informers, and others, have noticed.
+    /// Returns the losses of versions that the informers, and others, have noticed.
     pub fn history(&self) -> &VersionLosses {
         &self.inner.history
     }
 
-    /// The outages of the API server that the informers have noticed.
+    /// Returns the outages of the API server that the informers have noticed.
     pub fn outages(&self) -> Option<&Outages> {
         self.inner.source.outages()
     }

@@ -36,13 +36,14 @@ pub enum Deleted<T: ?Sized> {
 }
 
 impl<T: ?Sized> Deleted<T> {
-    /// The last state known.
+    /// Returns the last state known.
     pub fn object(&self) -> &Arc<T> {
         match self {
             Deleted::Known(object) | Deleted::FinalStateUnknown(object) => object,
         }
     }
 
+    /// Converts the object, and keeps what is known of the deletion.
     pub(super) fn map<U>(self, convert: impl FnOnce(Arc<T>) -> Arc<U>) -> Deleted<U> {
         match self {
             Deleted::Known(object) => Deleted::Known(convert(object)),
@@ -74,7 +75,7 @@ struct RegistrationState {
 }
 
 impl Registration {
-    /// Whether the handler has been called for every object of the initial list.
+    /// Returns whether the handler has been called for every object of the initial list.
     pub fn has_synced(&self) -> bool {
         self.state.synced.load(Ordering::Acquire)
     }
@@ -96,6 +97,7 @@ impl Registration {
         notify_all(&self.state.changed);
     }
 
+    /// Returns whether both are the same registration.
     pub(super) fn is(&self, other: &Registration) -> bool {
         Arc::ptr_eq(&self.state, &other.state)
     }

@@ -51,7 +51,7 @@ pub struct LossObserver {
 }
 
 impl VersionLosses {
-    /// The number of losses so far.
+    /// Returns the number of losses so far.
     pub fn losses(&self) -> u64 {
         self.inner.losses.load(Ordering::Acquire)
     }
@@ -78,7 +78,7 @@ impl VersionLosses {
         LossObserver { history: self.clone(), listed }
     }
 
-    /// Whether all caches have been listed since the last loss. Costs two loads.
+    /// Returns whether all caches have been listed since the last loss. Costs two loads.
     pub fn is_settled(&self) -> bool {
         self.inner.settled.load(Ordering::Acquire) == self.losses()
     }
@@ -115,7 +115,8 @@ impl LossObserver {
         self.history.losses()
     }
 
-    /// Whether a loss was noticed after the last whole list began. Never before the first list.
+    /// Returns whether a loss was noticed after the last whole list began. Never before the first
+    /// list.
     pub fn is_behind(&self) -> bool {
         self.listed.load(Ordering::Acquire) < self.losses()
     }

@@ -30,8 +30,8 @@ pub struct Index<T> {
 }
 
 impl<T> Index<T> {
-    /// `name`: for messages. `of`: passes on the values of an object; it runs under the cache's
-    /// lock and must not call the cache.
+    /// Declares an index. `name`: for messages. `of`: passes on the values of an object; it runs
+    /// under the cache's lock and must not call the cache.
     #[track_caller]
     pub const fn new(name: &'static str, of: IndexFn<T>) -> Index<T> {
         Index { name, of, declared: Location::caller() }
@@ -122,7 +122,7 @@ pub trait AnyIndexer: Any + Send + Sync {
     /// The same after a list with which the server's versions have gone back.
     fn reset_seen_version(&self, version: u64);
 
-    /// Whether there are no objects.
+    /// Returns whether there are no objects.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -315,7 +315,7 @@ impl<T: Object> Default for Indexer<T> {
 }
 
 impl<T: Object> Indexer<T> {
-    /// An empty cache without indices.
+    /// Makes an empty cache without indices.
     pub fn new() -> Indexer<T> {
         let (functions, tables) = (Vec::new(), Tables::default());
         let state = State { slots: ObjectTable::new(), functions, tables };
@@ -407,7 +407,7 @@ impl<T: Object> Indexer<T> {
         state.slots.gather(&state.tables.keys.in_namespace(namespace))
     }
 
-    /// The number of objects in one namespace.
+    /// Returns the number of objects in one namespace.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.state.read().tables.keys.count_in(namespace)
     }
@@ -423,24 +423,24 @@ impl<T: Object> Indexer<T> {
         state.slots.gather(&state.tables.by_value(number, value))
     }
 
-    /// The number of objects.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.state.read().tables.keys.len()
     }
 
-    /// Whether there are no objects.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The newest resource version up to which all changes can be read here; bookmarks raise it
-    /// too. 0 before the first list is whole. Decreases only when the server's versions go back.
-    /// Upstream: `LastStoreSyncResourceVersion`.
+    /// Returns the newest resource version up to which all changes can be read here; bookmarks
+    /// raise it too. 0 before the first list is whole. Decreases only when the server's versions go
+    /// back. Upstream: `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 
-    /// [`last_seen_version`](Indexer::last_seen_version) with its history.
+    /// Returns [`last_seen_version`](Indexer::last_seen_version) with its history.
     pub fn seen(&self) -> HistoryVersion {
         // In this order a reader finds a version that is too low at worst, see `go_back`.
         let history = self.history.load(Ordering::Acquire);

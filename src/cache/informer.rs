@@ -106,7 +106,7 @@ impl Informer {
         &self.scope
     }
 
-    /// The factory's resync period, for handlers without one of their own.
+    /// Returns the factory's resync period, for handlers without one of their own.
     pub fn default_resync(&self) -> Option<Duration> {
         self.default_resync.get().copied()
     }
@@ -165,6 +165,7 @@ impl Informer {
         self.fifo.has_synced()
     }
 
+    /// Waits until the cache holds the whole first list.
     pub async fn synced(&self) {
         self.synced.opened().await;
     }

@@ -22,12 +22,12 @@ impl<T> Clone for Lister<T> {
 }
 
 impl<T: Object> Lister<T> {
-    /// A reader of this cache.
+    /// Makes a reader of this cache.
     pub fn new(indexer: Arc<Indexer<T>>) -> Lister<T> {
         Lister { indexer }
     }
 
-    /// Whether both read the same cache.
+    /// Returns whether both read the same cache.
     pub fn is(&self, other: &Lister<T>) -> bool {
         Arc::ptr_eq(&self.indexer, &other.indexer)
     }
@@ -48,22 +48,22 @@ impl<T: Object> Lister<T> {
         found
     }
 
-    /// All objects, in no order.
+    /// Returns all objects, in no order.
     pub fn list(&self) -> Vec<Arc<T>> {
         self.trace_list(self.indexer.list())
     }
 
-    /// The objects of one namespace, in no order.
+    /// Returns the objects of one namespace, in no order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<T>> {
         self.trace_list(self.indexer.in_namespace(namespace))
     }
 
-    /// The number of objects in one namespace.
+    /// Returns the number of objects in one namespace.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.indexer.count_in(namespace)
     }
 
-    /// The objects that `index` has under `value`, in no order.
+    /// Returns the objects that `index` has under `value`, in no order.
     ///
     /// # Panics
     /// When the index was not added: a mistake in the program.
@@ -71,30 +71,30 @@ impl<T: Object> Lister<T> {
         self.trace_list(self.indexer.by_index(index, value))
     }
 
-    /// The number of objects.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.indexer.len()
     }
 
-    /// Whether there are no objects.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The newest resource version that this cache has seen, in an object or a bookmark: every
-    /// change up to it can be read here. 0 before the first list is whole.
-    /// Upstream: `LastStoreSyncResourceVersion`.
+    /// Returns the newest resource version that this cache has seen, in an object or a bookmark:
+    /// every change up to it can be read here. 0 before the first list is whole. Upstream:
+    /// `LastStoreSyncResourceVersion`.
     pub fn last_seen_version(&self) -> u64 {
         self.indexer.last_seen_version()
     }
 
-    /// [`last_seen_version`](Lister::last_seen_version) with its history, to compare it with
-    /// [`written_at`](Lister::written_at).
+    /// Returns [`last_seen_version`](Lister::last_seen_version) with its history, to compare it
+    /// with [`written_at`](Lister::written_at).
     pub fn seen(&self) -> HistoryVersion {
         self.indexer.seen()
     }
 
-    /// The version of a write whose answer has come now.
+    /// Returns the version of a write whose answer has come now.
     pub fn written_at(&self, version: u64) -> HistoryVersion {
         HistoryVersion { version, ..self.seen() }
     }

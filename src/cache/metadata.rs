@@ -44,7 +44,7 @@ impl MetadataInformer {
         MetadataInformer { inner }
     }
 
-    /// The objects that it lists and watches.
+    /// Returns the objects that it lists and watches.
     pub fn scope(&self) -> &Scope {
         self.inner.scope()
     }
@@ -64,17 +64,17 @@ impl MetadataInformer {
         self.inner.remove_handler(registration);
     }
 
-    /// Whether the cache holds the whole first list.
+    /// Returns whether the cache holds the whole first list.
     pub fn has_synced(&self) -> bool {
         self.inner.has_synced()
     }
 
-    /// The cached object with this namespace and name.
+    /// Returns the cached object with this namespace and name.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         self.inner.indexer().get(key)
     }
 
-    /// The number of cached objects in one namespace.
+    /// Returns the number of cached objects in one namespace.
     pub fn count_in(&self, namespace: &str) -> usize {
         self.inner.indexer().count_in(namespace)
     }

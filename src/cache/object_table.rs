@@ -57,6 +57,7 @@ impl<T> ObjectTable<T> {
         self.objects[at].replace(object)
     }
 
+    /// Empties a slot, and returns its object.
     pub fn take(&mut self, slot: Slot) -> Option<Arc<T>> {
         self.objects[slot as usize].take()
     }
@@ -70,6 +71,7 @@ impl<T> ObjectTable<T> {
         self.objects.capacity()
     }
 
+    /// Returns the objects in these slots.
     pub fn gather(&self, slots: &[Slot]) -> Vec<Arc<T>> {
         slots.iter().map(|slot| self.get(*slot).clone()).collect()
     }
@@ -173,7 +175,7 @@ impl KeyTable {
         self.namespaces.get(namespace).map_or(0, HashTable::len)
     }
 
-    /// The slots of the objects in `namespace`, in no order.
+    /// Returns the slots of the objects in `namespace`, in no order.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Slot> {
         let table = self.namespaces.get(namespace);
         table.map(|table| table.iter().copied().collect()).unwrap_or_default()

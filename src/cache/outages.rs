@@ -46,7 +46,7 @@ struct Asked {
 }
 
 impl Outages {
-    /// The number of outages that have ended so far.
+    /// Returns the number of outages that have ended so far.
     pub fn ended(&self) -> u64 {
         self.inner.ended.load(Ordering::Acquire)
     }

@@ -193,7 +193,7 @@ impl Backoff {
     const SPREAD: Duration = Duration::from_millis(400);
     const RESET: Duration = Duration::from_secs(120);
 
-    /// `now`: the time of the monotonic clock. `random`: for the factors.
+    /// Makes delays that start at `now`, a time of the monotonic clock. `random`: for the factors.
     pub fn new(now: Duration, random: fastrand::Rng) -> Backoff {
         Backoff { next: Duration::ZERO, reset_at: now, random }
     }

@@ -109,6 +109,7 @@ pub struct HandlerStatus {
 }
 
 impl Listener {
+    /// Returns the state of the handler for debug pages.
     fn status(&self) -> HandlerStatus {
         HandlerStatus {
             name: self.inbox.handler.to_string(),
@@ -144,6 +145,7 @@ impl Listeners {
         self.send_to(listener, notification);
     }
 
+    /// Queues `notification` for a handler, and starts its task if it has none.
     fn send_to(&self, listener: &Listener, notification: Notification) {
         listener.inbox.notifications.push(notification);
         self.start_handler(listener);
@@ -264,7 +266,7 @@ impl Processor {
         self.tasks.join().await;
     }
 
-    /// The status of each handler. Handlers may have the same name.
+    /// Returns the status of each handler. Handlers may have the same name.
     pub fn handlers(&self) -> Vec<HandlerStatus> {
         self.lock().all.iter().map(Listener::status).collect()
     }

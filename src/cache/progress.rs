@@ -17,6 +17,7 @@ pub struct Progress {
 }
 
 impl Progress {
+    /// Records that the reflector has entered `phase`.
     pub fn enter(&self, phase: &Phase, now: Duration) {
         *self.phase.lock() = Some((phase.clone(), now));
     }

@@ -134,18 +134,18 @@ impl<T: Object> SharedIndexInformer<T> {
         &self.inner
     }
 
-    /// The objects that it lists and watches.
+    /// Returns the objects that it lists and watches.
     pub fn scope(&self) -> &Scope {
         self.inner.scope()
     }
 
-    /// The same informer, which shows the metadata of its objects.
+    /// Returns the same informer, which shows the metadata of its objects.
     pub fn by_metadata(&self) -> MetadataInformer {
         MetadataInformer::new(self.inner.clone())
     }
 
-    /// The factory's resync period, for handlers without one of their own; `None`: it has none. A
-    /// caller passes it to [`add_handler`](Self::add_handler).
+    /// Returns the factory's resync period, for handlers without one of their own; `None`: it has
+    /// none. A caller passes it to [`add_handler`](Self::add_handler).
     pub fn default_resync(&self) -> Option<Duration> {
         self.inner.default_resync()
     }
@@ -183,13 +183,13 @@ impl<T: Object> SharedIndexInformer<T> {
         self.inner.remove_handler(registration);
     }
 
-    /// A reader of the cache.
+    /// Returns a reader of the cache.
     pub fn lister(&self) -> Lister<T> {
         Lister::new(self.indexer.clone())
     }
 
-    /// Whether the cache holds the whole first list. Handlers may not have been called for all of
-    /// it yet: see [`Registration::has_synced`]. Unrelated to resyncs.
+    /// Returns whether the cache holds the whole first list. Handlers may not have been called for
+    /// all of it yet: see [`Registration::has_synced`]. Unrelated to resyncs.
     pub fn has_synced(&self) -> bool {
         self.inner.has_synced()
     }

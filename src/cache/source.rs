@@ -30,7 +30,7 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// Every object of `resource`, whole.
+    /// Returns the scope of every object of `resource`, whole.
     pub fn all(resource: ResourceType) -> Scope {
         Scope {
             resource,
@@ -41,12 +41,12 @@ impl Scope {
         }
     }
 
-    /// The metadata of every object of `resource`.
+    /// Returns the scope of the metadata of every object of `resource`.
     pub fn metadata(resource: ResourceType) -> Scope {
         Scope { metadata_only: true, ..Scope::all(resource) }
     }
 
-    /// Whether it includes every object of the resource.
+    /// Returns whether it includes every object of the resource.
     pub fn is_all(&self) -> bool {
         self.namespace.is_none() && self.label_selector.is_none() && self.field_selector.is_none()
     }
@@ -121,13 +121,13 @@ pub trait Source: Send + Sync + 'static {
         request: WatchRequest,
     ) -> Answer<'a, WatchEvent<Encoded>>;
 
-    /// Whether the API server says that it is ready for requests. No answer is a no.
+    /// Returns whether the API server says that it is ready for requests. No answer is a no.
     fn is_ready(&self) -> BoxFuture<'_, bool> {
         Box::pin(async { true })
     }
 
-    /// The outages that the users of this source have noticed. `None`: they do not ask, and each waits
-    /// for the end of its own delay, as upstream.
+    /// Returns the outages that the users of this source have noticed. `None`: they do not ask, and
+    /// each waits for the end of its own delay, as upstream.
     fn outages(&self) -> Option<&Outages> {
         None
     }

@@ -40,7 +40,7 @@ pub struct UndeltaStore<T> {
 }
 
 impl<T> UndeltaStore<T> {
-    /// An empty store; nothing is pushed before the first change.
+    /// Makes an empty store; nothing is pushed before the first change.
     pub fn new(push: PushFn<T>) -> UndeltaStore<T> {
         UndeltaStore { objects: Mutex::default(), push }
     }
@@ -72,12 +72,12 @@ impl<T> UndeltaStore<T> {
         self.change(|_| {});
     }
 
-    /// The object of `key`.
+    /// Returns the object of `key`.
     pub fn get(&self, key: &str) -> Option<Arc<T>> {
         self.objects.lock().get(key).cloned()
     }
 
-    /// All objects, ordered by key.
+    /// Returns all objects, ordered by key.
     pub fn list(&self) -> Vec<Arc<T>> {
         self.objects.lock().values().cloned().collect()
     }

@@ -22,7 +22,7 @@ impl<R> Buffered<R> {
         Buffered { inner, bytes: Vec::new(), at: 0 }
     }
 
-    /// The bytes that are read and not consumed.
+    /// Returns the bytes that are read and not consumed.
     pub fn buffer(&self) -> &[u8] {
         &self.bytes[self.at..]
     }

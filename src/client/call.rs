@@ -60,12 +60,12 @@ impl Call {
         }
     }
 
-    /// The media type and the bytes of the body; `None` without a body.
+    /// Returns the media type and the bytes of the body; `None` without a body.
     pub fn content(&self) -> Option<(&'static str, &[u8])> {
         self.content.as_ref().map(|(content_type, bytes)| (*content_type, &**bytes))
     }
 
-    /// The same request, with this body.
+    /// Returns the same request, with this body.
     pub fn bytes(mut self, content_type: &'static str, body: impl Into<Arc<[u8]>>) -> Call {
         self.content = Some((content_type, body.into()));
         self

@@ -64,13 +64,13 @@ impl Default for ChunkDecoder {
 }
 
 impl ChunkDecoder {
-    /// A decoder at the start of a body.
+    /// Makes a decoder at the start of a body.
     pub fn new() -> ChunkDecoder {
         ChunkDecoder::default()
     }
 
-    /// Whether the last chunk and the trailers have been read. Further bytes belong to the next
-    /// message.
+    /// Returns whether the last chunk and the trailers have been read. Further bytes belong to the
+    /// next message.
     pub fn is_done(&self) -> bool {
         self.state == State::Done
     }

@@ -25,7 +25,7 @@ impl<E: Into<Box<dyn std::error::Error + Send + Sync>>> From<E> for Cause {
 }
 
 impl Cause {
-    /// The cause as a boxed error, to become the cause of another room's error.
+    /// Returns the cause as a boxed error, to become the cause of another room's error.
     pub fn into_error(self) -> Box<dyn std::error::Error + Send + Sync> {
         Box::new(Shared(self.0))
     }
@@ -256,19 +256,20 @@ impl Error {
         })
     }
 
-    /// 404: the object, its kind or its namespace does not exist. Upstream: `apierrors.IsNotFound`.
+    /// Returns whether the object, its kind or its namespace does not exist (404). Upstream:
+    /// `apierrors.IsNotFound`.
     pub fn is_not_found(&self) -> bool {
         self.has_reason_or_code("NotFound", 404)
     }
 
-    /// The object to be created exists. By its reason alone, since a conflict has the same code
-    /// (409). Upstream: `apierrors.IsAlreadyExists`.
+    /// Returns whether the object to be created exists. By its reason alone, since a conflict has
+    /// the same code (409). Upstream: `apierrors.IsAlreadyExists`.
     pub fn is_already_exists(&self) -> bool {
         self.reason() == Some("AlreadyExists")
     }
 
-    /// 409: the object has changed since it was read, or does not meet the preconditions. Upstream:
-    /// `apierrors.IsConflict`.
+    /// Returns whether the object has changed since it was read, or does not meet the preconditions
+    /// (409). Upstream: `apierrors.IsConflict`.
     pub fn is_conflict(&self) -> bool {
         self.has_reason_or_code("Conflict", 409)
     }
@@ -280,46 +281,48 @@ impl Error {
         self.is_conflict() && self.message().is_some_and(|text| text.contains("UID in"))
     }
 
-    /// 410, `Gone` or `Expired`: the version asked for is no longer kept. List again. Upstream:
-    /// `apierrors.IsResourceExpired`, `IsGone`.
+    /// Returns whether the version asked for is no longer kept (410, `Gone` or `Expired`): list
+    /// again. Upstream: `apierrors.IsResourceExpired`, `IsGone`.
     pub fn is_expired(&self) -> bool {
         self.reason() == Some("Expired") || self.has_reason_or_code("Gone", 410)
     }
 
-    /// 422: the object does not pass validation; the causes name the fields. Upstream:
-    /// `apierrors.IsInvalid`.
+    /// Returns whether the object does not pass validation (422); the causes name the fields.
+    /// Upstream: `apierrors.IsInvalid`.
     pub fn is_invalid(&self) -> bool {
         self.has_reason_or_code("Invalid", 422)
     }
 
-    /// 403: the user may not do it, or admission denied it. Upstream: `apierrors.IsForbidden`.
+    /// Returns whether the user may not do it, or admission denied it (403). Upstream:
+    /// `apierrors.IsForbidden`.
     pub fn is_forbidden(&self) -> bool {
         self.has_reason_or_code("Forbidden", 403)
     }
 
-    /// 405: the resource does not have this verb. Upstream: `apierrors.IsMethodNotSupported`.
+    /// Returns whether the resource does not have this verb (405). Upstream:
+    /// `apierrors.IsMethodNotSupported`.
     pub fn is_method_not_supported(&self) -> bool {
         self.has_reason_or_code("MethodNotAllowed", 405)
     }
 
-    /// 429: the server is busy, or a disruption budget forbids an eviction now. Upstream:
-    /// `apierrors.IsTooManyRequests`.
+    /// Returns whether the server is busy, or a disruption budget forbids an eviction now (429).
+    /// Upstream: `apierrors.IsTooManyRequests`.
     pub fn is_too_many_requests(&self) -> bool {
         self.has_reason_or_code("TooManyRequests", 429)
     }
 
-    /// The server's own time ran out (504), or it asks for another try. A write may have been
-    /// carried out. Upstream: `apierrors.IsTimeout`, `IsServerTimeout`.
+    /// Returns whether the server's own time ran out (504), or it asks for another try. A write may
+    /// have been carried out. Upstream: `apierrors.IsTimeout`, `IsServerTimeout`.
     pub fn is_timeout(&self) -> bool {
         self.has_reason_or_code("Timeout", 504) || self.reason() == Some("ServerTimeout")
     }
 
-    /// The server failed (500). Upstream: `apierrors.IsInternalError`.
+    /// Returns whether the server failed (500). Upstream: `apierrors.IsInternalError`.
     pub fn is_internal(&self) -> bool {
         self.is_generic("InternalError", 500)
     }
 
-    /// The server, or one behind it, cannot answer now (503). Upstream:
+    /// Returns whether the server, or one behind it, cannot answer now (503). Upstream:
     /// `apierrors.IsServiceUnavailable`.
     pub fn is_unavailable(&self) -> bool {
         self.is_generic("ServiceUnavailable", 503)
@@ -334,13 +337,13 @@ impl Error {
         })
     }
 
-    /// An object cannot be created because its namespace is being deleted. Upstream:
-    /// `apierrors.HasStatusCause` with `NamespaceTerminating`.
+    /// Returns whether an object cannot be created because its namespace is being deleted.
+    /// Upstream: `apierrors.HasStatusCause` with `NamespaceTerminating`.
     pub fn is_namespace_terminating(&self) -> bool {
         self.has_cause("NamespaceTerminating")
     }
 
-    /// The version asked for is newer than any the server has.
+    /// Returns whether the version asked for is newer than any the server has.
     pub fn is_too_large_resource_version(&self) -> bool {
         self.is_timeout() && self.has_cause("ResourceVersionTooLarge")
     }
@@ -351,19 +354,19 @@ impl Error {
             .is_some_and(|f| f.status.details.causes.iter().any(|cause| cause.reason == reason))
     }
 
-    /// Whether no whole answer came: [`Error::Transport`].
+    /// Returns whether no whole answer came: [`Error::Transport`].
     pub fn is_transport(&self) -> bool {
         matches!(self, Error::Transport { .. })
     }
 
-    /// The server does not listen, or closed the connection: it restarts, or does not exist.
-    /// Upstream: `utilnet.IsConnectionRefused`.
+    /// Returns whether the server does not listen, or closed the connection: it restarts, or does
+    /// not exist. Upstream: `utilnet.IsConnectionRefused`.
     pub fn is_refused(&self) -> bool {
         self.is_reset() || self.kind() == Some(ErrorKind::ConnectionRefused)
     }
 
-    /// The connection was closed before there was an answer. Upstream: `utilnet.IsConnectionReset`,
-    /// `IsProbableEOF`.
+    /// Returns whether the connection was closed before there was an answer. Upstream:
+    /// `utilnet.IsConnectionReset`, `IsProbableEOF`.
     pub fn is_reset(&self) -> bool {
         matches!(self.kind(), Some(ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof))
     }
@@ -395,27 +398,27 @@ impl Error {
         is_before_answer || self.code().is_some_and(|code| code == 429 || code >= 500)
     }
 
-    /// The client only reads, and the request was a write: [`Error::Shadowed`].
+    /// Returns whether the client only reads, and the request was a write: [`Error::Shadowed`].
     pub fn is_shadowed(&self) -> bool {
         matches!(self, Error::Shadowed { .. })
     }
 
-    /// The HTTP status code, when the server answered.
+    /// Returns the HTTP status code, when the server answered.
     pub fn code(&self) -> Option<u16> {
         self.failure().map(|failure| failure.code)
     }
 
-    /// `Status.reason`, when the server sent a Status with one.
+    /// Returns `Status.reason`, when the server sent a Status with one.
     pub fn reason(&self) -> Option<&str> {
         self.failure().map(|failure| failure.status.reason.as_str()).filter(|r| !r.is_empty())
     }
 
-    /// `Status.message`, when the server sent one.
+    /// Returns `Status.message`, when the server sent one.
     pub fn message(&self) -> Option<&str> {
         self.failure().map(|failure| failure.status.message.as_str()).filter(|m| !m.is_empty())
     }
 
-    /// How long the server asks to wait before another try; `None`: it does not say.
+    /// Returns how long the server asks to wait before another try; `None`: it does not say.
     pub fn retry_after(&self) -> Option<Duration> {
         self.failure().and_then(|failure| failure.retry_after)
     }

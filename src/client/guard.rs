@@ -85,8 +85,8 @@ impl Guard {
         }
     }
 
-    /// As [`Guard::end`], for a write that the server may still carry out: the connection broke
-    /// before the answer. `now`: monotonic.
+    /// Ends the count of a write as [`Guard::end`] does, if the server may still carry the write
+    /// out: the connection broke before the answer. `now`: monotonic.
     pub(super) fn end_unsure(&self, now: Duration) {
         if self.counts {
             let until = millis(now + SERVER_LIMIT);

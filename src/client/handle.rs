@@ -266,13 +266,13 @@ impl Client {
         }
     }
 
-    /// The writes sent under this User-Agent so far, by this client and those derived from it that
-    /// have no counts of their own.
+    /// Returns the writes sent under this User-Agent so far, by this client and those derived from
+    /// it that have no counts of their own.
     pub fn writes(&self) -> Writes {
         self.inner.writes.get()
     }
 
-    /// Whether the configuration allows objects in protobuf.
+    /// Returns whether the configuration allows objects in protobuf.
     pub(super) fn speaks_protobuf(&self) -> bool {
         self.inner.config.form == Form::Protobuf
     }

@@ -72,7 +72,7 @@ impl ApiPath {
         Ok(self)
     }
 
-    /// A request to this path, without parameters and body.
+    /// Returns a request to this path, without parameters and body.
     pub fn call(self, method: &'static str) -> Call {
         Call::new(method, self.0)
     }

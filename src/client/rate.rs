@@ -14,7 +14,8 @@ pub(super) struct Bucket {
 }
 
 impl Bucket {
-    /// `qps` tokens a second, at most `burst` at once. No limit when `qps` is zero or less.
+    /// Makes a full bucket: `qps` tokens a second, at most `burst` at once. No limit when `qps` is
+    /// zero or less.
     pub fn new(qps: f64, burst: u32, clock: SharedClock) -> Bucket {
         let burst = f64::from(burst.max(1));
         let now = clock.monotonic();

@@ -293,7 +293,7 @@ impl ListSplitter {
         found(ListPiece::End);
     }
 
-    /// Whether the whole list has arrived.
+    /// Returns whether the whole list has arrived.
     pub fn is_done(&self) -> bool {
         self.done
     }

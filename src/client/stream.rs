@@ -44,6 +44,7 @@ enum Lists {
     Protobuf(ListFrames),
 }
 
+/// Returns whether a body has the media type of protobuf.
 fn is_protobuf(body: &http_types::Body) -> bool {
     body.mime().essence() == protobuf::MEDIA_TYPE
 }

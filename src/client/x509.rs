@@ -32,12 +32,12 @@ impl Certificate {
             .map_err(|error| format!("malformed certificate: {error}"))
     }
 
-    /// The start of its validity.
+    /// Returns the start of its validity.
     pub fn not_before(&self) -> Timestamp {
         timestamp(self.0.tbs_certificate.validity.not_before)
     }
 
-    /// The end of its validity: it is valid at this second and not after it.
+    /// Returns the end of its validity: it is valid at this second and not after it.
     pub fn not_after(&self) -> Timestamp {
         timestamp(self.0.tbs_certificate.validity.not_after)
     }
@@ -47,28 +47,29 @@ impl Certificate {
         encoded(&self.0.tbs_certificate.subject_public_key_info)
     }
 
-    /// The subject in DER.
+    /// Returns the subject in DER.
     pub fn subject(&self) -> Vec<u8> {
         encoded(&self.0.tbs_certificate.subject)
     }
 
-    /// The subject key identifier; empty without one, or when it is malformed.
+    /// Returns the subject key identifier; empty without one, or when it is malformed.
     pub fn subject_key_id(&self) -> Vec<u8> {
         let found = self.0.tbs_certificate.get::<SubjectKeyIdentifier>().ok().flatten();
         found.map_or_else(Vec::new, |(_, id)| id.0.into_bytes())
     }
 
-    /// The subject's common names that are text.
+    /// Returns the subject's common names that are text.
     pub fn common_names(&self) -> impl Iterator<Item = String> {
         self.attributes(CN).flatten()
     }
 
-    /// The subject's organizations that are text.
+    /// Returns the subject's organizations that are text.
     pub fn organizations(&self) -> impl Iterator<Item = String> {
         self.attributes(O).flatten()
     }
 
-    /// The subject's attributes of one kind, in their order; `None` for one that is no text.
+    /// Returns the subject's attributes of one kind, in their order; `None` for one that is no
+    /// text.
     pub fn attributes(&self, kind: ObjectIdentifier) -> impl Iterator<Item = Option<String>> {
         attributes(&self.0.tbs_certificate.subject, kind)
     }
@@ -94,6 +95,7 @@ impl Certificate {
         addresses.collect()
     }
 
+    /// Returns the alternative names; none when that extension is malformed.
     fn alternative_names(&self) -> impl Iterator<Item = GeneralName> {
         let found = self.0.tbs_certificate.get::<SubjectAltName>().ok().flatten();
         found.into_iter().flat_map(|(_, names)| names.0)
@@ -130,12 +132,12 @@ impl Request {
         encoded(&self.0.info.public_key)
     }
 
-    /// The subject's common names that are text.
+    /// Returns the subject's common names that are text.
     pub fn common_names(&self) -> impl Iterator<Item = String> {
         attributes(&self.0.info.subject, CN).flatten()
     }
 
-    /// The subject's organizations that are text.
+    /// Returns the subject's organizations that are text.
     pub fn organizations(&self) -> impl Iterator<Item = String> {
         attributes(&self.0.info.subject, O).flatten()
     }
@@ -152,6 +154,7 @@ fn timestamp(time: Time) -> Timestamp {
     Timestamp::from_secs(time.to_unix_duration().as_secs() as i64)
 }
 
+/// Encodes a part of a certificate in DER.
 fn encoded(part: &impl Encode) -> Vec<u8> {
     part.to_der().expect("what was read can be written")
 }
@@ -198,7 +201,7 @@ pub fn string(tag: u8, bytes: &[u8]) -> Result<Option<String>, String> {
     }
 }
 
-/// Whether this byte may be in a PrintableString.
+/// Returns whether this byte may be in a PrintableString.
 fn is_printable(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b" '()+,-./:=?".contains(&byte)
 }

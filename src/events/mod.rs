@@ -74,7 +74,7 @@ pub trait EventSink: Send + Sync {
 }
 
 impl Recorder {
-    /// A recorder whose events go to `sink`.
+    /// Makes a recorder whose events go to `sink`.
     pub fn to_sink(sink: Arc<dyn EventSink>) -> Recorder {
         Recorder { sink }
     }

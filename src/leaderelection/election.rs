@@ -65,6 +65,7 @@ impl Election {
         &self.observed.holder_identity
     }
 
+    /// Returns whether we are the holder last seen.
     pub fn is_leader(&self) -> bool {
         self.observed.holder_identity == self.identity
     }
@@ -177,7 +178,7 @@ impl Election {
         self.observed_at + Duration::from_secs(seconds) > now
     }
 
-    /// Returns, in a coordinated election, whether we may renew the lock: we were given it, it has
+    /// Returns whether we may renew the lock of a coordinated election: we were given it, it has
     /// not expired, and our term has not ended. Upstream: `tryCoordinatedRenew`.
     fn is_mine_to_renew(&self, now: Duration) -> bool {
         self.is_leader() && self.is_valid(now) && self.observed.preferred_holder.is_empty()

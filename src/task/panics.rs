@@ -47,6 +47,7 @@ pub fn at(station: impl FnOnce() -> String) {
     }
 }
 
+/// Panics if `plan` has the station and it has not panicked before.
 #[cold]
 fn panic_if_planned(plan: &Plan, station: &str) {
     assert!(!plan.take(station), "{station}: as {VARIABLE} asks");

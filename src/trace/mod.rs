@@ -31,8 +31,8 @@ pub const TARGET: &str = module_path!();
 static ON: AtomicBool = AtomicBool::new(false);
 static TRACER: Mutex<Option<Box<Tracer>>> = Mutex::new(None);
 
-/// Whether anything is traced. Stations that follow objects ask this first; the current span of the
-/// others is 0 when nothing is.
+/// Returns whether anything is traced. Stations that follow objects ask this first; the current
+/// span of the others is 0 when nothing is.
 #[inline]
 pub fn is_on() -> bool {
     ON.load(Ordering::Relaxed)

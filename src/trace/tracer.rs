@@ -62,7 +62,7 @@ struct Written {
     at: Duration,
 }
 
-/// `Deployment default/web`
+/// Returns the name of an object in the trace, such as `Deployment default/web`.
 pub fn name_of(kind: &str, key: &ObjectKey) -> String {
     format!("{kind} {key}")
 }

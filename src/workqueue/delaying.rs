@@ -87,7 +87,7 @@ impl<K: Key> Delayed<K> {
         self.push(key, Reason::Delay, at)
     }
 
-    /// As [`insert`](Delayed::insert), for a key that failed.
+    /// Lets `key` wait as [`insert`](Delayed::insert) does, for a key that failed.
     pub fn retry(&mut self, key: K, at: Duration) -> bool {
         if self.times.retries.get(&key).is_some_and(|known| known.at <= at) {
             return false;

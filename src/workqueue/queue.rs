@@ -46,6 +46,7 @@ pub(super) enum Added {
 }
 
 impl Work {
+    /// Returns whether the key is neither queued nor in progress.
     fn is_idle(&self) -> bool {
         !self.dirty && self.started.is_none()
     }
@@ -170,12 +171,12 @@ impl<K: Key> Queue<K> {
         }
     }
 
-    /// The number of keys that wait to be taken.
+    /// Returns the number of keys that wait to be taken.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// The number of keys that are taken and not done.
+    /// Returns the number of keys that are taken and not done.
     pub fn in_progress(&self) -> usize {
         self.in_progress
     }

@@ -116,7 +116,7 @@ impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
 pub struct BucketRateLimiter(TokenBucket);
 
 impl BucketRateLimiter {
-    /// A full bucket: see [`TokenBucket::new`].
+    /// Makes a full bucket: see [`TokenBucket::new`].
     pub fn new(per_second: f64, burst: u32, clock: SharedClock) -> BucketRateLimiter {
         BucketRateLimiter(TokenBucket::new(per_second, burst, clock))
     }

@@ -159,8 +159,8 @@ impl<K: Key> RateLimitingQueue<K> {
         self.add_later(key, after, Delayed::insert);
     }
 
-    /// As [`add_after`](Self::add_after), for a key that failed: a later time for which it waits
-    /// for another reason stays. The failure is not counted by the rate limiter.
+    /// Adds `key` as [`add_after`](Self::add_after) does, after a failure: a later time for which
+    /// it waits for another reason stays. The failure is not counted by the rate limiter.
     pub fn retry_after(&self, key: K, after: Duration) {
         self.add_later(key, after, Delayed::retry);
     }
@@ -246,8 +246,8 @@ impl<K: Key> RateLimitingQueue<K> {
         self.inner.limiter.forget(key);
     }
 
-    /// How often `key` failed since it was last forgotten, as the rate limiter counts. Upstream:
-    /// `NumRequeues`.
+    /// Returns how often `key` failed since it was last forgotten, as the rate limiter counts.
+    /// Upstream: `NumRequeues`.
     pub fn num_requeues(&self, key: &K) -> u32 {
         self.inner.limiter.retries(key)
     }
@@ -321,7 +321,7 @@ impl<K: Key> RateLimitingQueue<K> {
         state.queue.len()
     }
 
-    /// Whether no key waits for a worker. Keys may be in progress, or wait for their time.
+    /// Returns whether no key waits for a worker. Keys may be in progress, or wait for their time.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -371,7 +371,7 @@ impl<K: Key> RateLimitingQueue<K> {
         self.inner.shut_down(false);
     }
 
-    /// Whether the shutdown has begun. It never ends. Upstream: `ShuttingDown`.
+    /// Returns whether the shutdown has begun. It never ends. Upstream: `ShuttingDown`.
     pub fn is_shutting_down(&self) -> bool {
         self.inner.lock().queue.is_shutting_down()
     }

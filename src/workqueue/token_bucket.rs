@@ -62,7 +62,7 @@ impl TokenBucket {
         self.grown(&self.state.lock()).wait_for_one()
     }
 
-    /// The present rate, in tokens a second.
+    /// Returns the present rate, in tokens a second.
     pub fn rate(&self) -> f64 {
         self.state.lock().rate
     }

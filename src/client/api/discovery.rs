@@ -66,7 +66,7 @@ impl Discovery {
             .then(|| format!("unable to retrieve the complete list of server APIs: {}", all()))
     }
 
-    /// Each resource once, in its preferred version. Upstream: `ServerPreferredResources`.
+    /// Returns each resource once, in its preferred version. Upstream: `ServerPreferredResources`.
     pub fn preferred(&self) -> impl Iterator<Item = &ApiResource> {
         self.resources.iter().filter(|found| found.preferred)
     }

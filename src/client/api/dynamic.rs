@@ -219,6 +219,7 @@ impl Dynamic {
         self.list_stream(&call).await
     }
 
+    /// Sends the request of a list, and returns its items as they arrive.
     async fn list_stream(&self, call: &Call) -> Result<ListStream> {
         Ok(ListStream::new(call.to_string(), self.client.open(call).await?))
     }
@@ -261,7 +262,7 @@ impl Dynamic {
         self.client.fetch(&self.create_call(namespace, body)?).await
     }
 
-    /// As [`Self::create`], but the answer holds only the name and version of the new object.
+    /// Creates an object as [`Self::create`] does, but the answer holds only its name and version.
     pub async fn create_for_metadata(
         &self,
         namespace: &str,
@@ -270,7 +271,7 @@ impl Dynamic {
         self.fetch_metadata(self.create_call(namespace, body)?).await
     }
 
-    /// As [`Self::create`], but the answer holds only the metadata of the new object.
+    /// Creates an object as [`Self::create`] does, but the answer holds only its metadata.
     pub async fn create_for_whole_metadata(
         &self,
         namespace: &str,
@@ -307,8 +308,8 @@ impl Dynamic {
         self.client.fetch(&self.call("PUT", key)?.body(JSON, body)?).await
     }
 
-    /// As [`Self::update`], but the answer holds only the name and version of the object, in
-    /// protobuf where the configuration allows it. For built-in kinds.
+    /// Replaces an object as [`Self::update`] does, but the answer holds only its name and version,
+    /// in protobuf where the configuration allows it. For built-in kinds.
     pub async fn update_for_metadata(
         &self,
         key: &ObjectKey,
@@ -323,8 +324,8 @@ impl Dynamic {
         self.client.fetch(&self.patch_call(key, patch)?).await
     }
 
-    /// As [`Self::patch`], but the answer holds only the metadata of the object, in protobuf where
-    /// the configuration allows it. For built-in kinds with many patches.
+    /// Changes an object as [`Self::patch`] does, but the answer holds only its name and version,
+    /// in protobuf where the configuration allows it. For built-in kinds with many patches.
     pub async fn patch_for_metadata(&self, key: &ObjectKey, patch: &Patch) -> Result<Written> {
         self.fetch_metadata(self.patch_call(key, patch)?).await
     }

@@ -65,8 +65,8 @@ impl Client {
         self.update_part(object, "status", status).await
     }
 
-    /// As [`Client::update_status`], but the answer holds only the name and version of the object.
-    /// For built-in kinds whose status changes often.
+    /// Replaces a status as [`Client::update_status`] does, but the answer holds only the name and
+    /// version of the object. For built-in kinds whose status changes often.
     pub async fn update_status_for_metadata<T: WholeMeta>(
         &self,
         object: &T,

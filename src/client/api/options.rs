@@ -68,39 +68,40 @@ pub struct Delete {
 }
 
 impl Delete {
-    /// The server's defaults: its grace period and propagation of the kind, no preconditions.
+    /// Makes a deletion with the server's defaults: its grace period and propagation of the kind,
+    /// no preconditions.
     pub fn new() -> Delete {
         Delete::default()
     }
 
-    /// A deletion with [`Propagation::Foreground`].
+    /// Makes a deletion with [`Propagation::Foreground`].
     pub fn foreground() -> Delete {
         Delete { propagation_policy: Some(Propagation::Foreground), ..Delete::default() }
     }
 
-    /// A deletion with [`Propagation::Background`].
+    /// Makes a deletion with [`Propagation::Background`].
     pub fn background() -> Delete {
         Delete { propagation_policy: Some(Propagation::Background), ..Delete::default() }
     }
 
-    /// A deletion with [`Propagation::Orphan`].
+    /// Makes a deletion with [`Propagation::Orphan`].
     pub fn orphan() -> Delete {
         Delete { propagation_policy: Some(Propagation::Orphan), ..Delete::default() }
     }
 
-    /// The same, only if the object still has this uid.
+    /// Restricts the deletion to an object that still has this uid.
     pub fn uid(mut self, uid: Uid) -> Delete {
         self.preconditions.get_or_insert_default().uid = Some(uid);
         self
     }
 
-    /// The same, only if the object is still at this version.
+    /// Restricts the deletion to an object that is still at this version.
     pub fn resource_version(mut self, version: u64) -> Delete {
         self.preconditions.get_or_insert_default().resource_version = Some(version.to_string());
         self
     }
 
-    /// The same, with this grace period in seconds.
+    /// Sets the grace period, in seconds.
     pub fn grace_period(mut self, seconds: i64) -> Delete {
         self.grace_period_seconds = Some(seconds);
         self

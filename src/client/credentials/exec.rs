@@ -82,6 +82,7 @@ impl Plugin {
 }
 
 impl Issued {
+    /// Returns whether the output has not expired.
     fn is_current(&self, now: Timestamp) -> bool {
         self.expires.is_none_or(|end| now <= end)
     }

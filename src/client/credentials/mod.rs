@@ -88,6 +88,7 @@ impl Auth {
         }
     }
 
+    /// Makes a source that asks `provider` for the token of each request.
     pub fn provider(provider: TokenProvider) -> Auth {
         Auth::Provider { provider, refused: Mutex::default() }
     }

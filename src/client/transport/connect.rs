@@ -139,7 +139,7 @@ fn probe_when_silent(tcp: &TcpStream) -> rustix::io::Result<()> {
 pub(super) mod testing {
     use super::*;
 
-    /// A connection without TLS.
+    /// Makes a connection without TLS.
     pub fn plain(stream: TcpStream) -> Connection {
         let place = Sockets::shared().take(Purpose::Request).unwrap();
         Connection { io: Box::new(Buffered::new(stream)), tls: None, place }

@@ -163,6 +163,7 @@ async fn append(mut body: http_types::Body, to: &mut Vec<u8>) -> io::Result<()> 
     }
 }
 
+/// Returns the error that `what` has taken too long.
 fn timed_out(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, format!("{what} timed out"))
 }

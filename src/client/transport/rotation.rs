@@ -26,6 +26,7 @@ impl Rotations {
         self.count.load(Ordering::SeqCst)
     }
 
+    /// Counts a rotation, and ends the watches that wait for one.
     pub fn increment(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
         self.more.notify(usize::MAX);

@@ -47,6 +47,7 @@ enum Progress {
     Open,
 }
 
+/// Returns an error of TLS as one of the connection.
 fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }

@@ -33,7 +33,7 @@ impl<'a> Sending<'a> {
         Sending { io, message, sent: 0, state: State::Writing }
     }
 
-    /// Whether the whole request is sent.
+    /// Returns whether the whole request is sent.
     pub fn is_sent(&self) -> bool {
         matches!(self.state, State::Sent)
     }

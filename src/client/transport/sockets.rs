@@ -48,7 +48,7 @@ pub(super) struct SocketPermit {
 }
 
 impl Sockets {
-    /// The sockets of this process.
+    /// Returns the sockets of this process.
     pub fn shared() -> Arc<Sockets> {
         static SHARED: LazyLock<Arc<Sockets>> =
             LazyLock::new(|| Arc::new(Sockets::new(open_files::limit)));
