@@ -106,6 +106,7 @@ pub struct FakeClock {
     state: Arc<FakeState>,
 }
 
+/// The state of a [`FakeClock`], which its sleeping futures share.
 struct FakeState {
     start: Timestamp,
     elapsed: Mutex<Duration>,

@@ -48,6 +48,7 @@ impl LegacyClaims {
     }
 }
 
+/// The header of a token.
 #[derive(Serialize, Deserialize)]
 struct Header {
     alg: String,
@@ -112,17 +113,20 @@ impl Signer {
         if let Some(secret) = key::<p256::SecretKey>(der) {
             let key = p256::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P256(*key.verifying_key());
-            return Some(new_signer(PrivateKey::P256(key), public, "ES256", key_id(&secret.public_key())?));
+            let id = key_id(&secret.public_key())?;
+            return Some(new_signer(PrivateKey::P256(key), public, "ES256", id));
         }
         if let Some(secret) = key::<p384::SecretKey>(der) {
             let key = p384::ecdsa::SigningKey::from(&secret);
             let public = VerifyingKey::P384(*key.verifying_key());
-            return Some(new_signer(PrivateKey::P384(key), public, "ES384", key_id(&secret.public_key())?));
+            let id = key_id(&secret.public_key())?;
+            return Some(new_signer(PrivateKey::P384(key), public, "ES384", id));
         }
         let secret = key::<p521::SecretKey>(der)?;
         let key = p521::ecdsa::SigningKey::from_bytes(&secret.to_bytes()).ok()?;
         let public = VerifyingKey::P521(p521::ecdsa::VerifyingKey::from(&key));
-        Some(new_signer(PrivateKey::P521(key), public, "ES512", key_id(&secret.public_key())?))
+        let id = key_id(&secret.public_key())?;
+        Some(new_signer(PrivateKey::P521(key), public, "ES512", id))
     }
 
     pub fn public_key(&self) -> &PublicKey {

@@ -181,6 +181,7 @@ pub struct Latch {
     state: Arc<LatchState>,
 }
 
+/// The state of a [`Latch`], and of other things that happen once.
 #[derive(Default)]
 struct LatchState {
     open: AtomicBool,
@@ -404,6 +405,7 @@ pub struct TaskGroup {
     running: Arc<Running>,
 }
 
+/// The tasks of a [`TaskGroup`] that have not ended.
 #[derive(Default)]
 struct Running {
     count: AtomicUsize,

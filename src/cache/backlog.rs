@@ -13,6 +13,7 @@ pub struct Backlog<T, R> {
     state: Mutex<State<T, R>>,
 }
 
+/// The state of a [`Backlog`], under its lock.
 struct State<T, R> {
     waiting: VecDeque<T>,
     /// The reader, while it does not run.

@@ -128,6 +128,7 @@ pub struct DeltaFifo {
     changed: Event,
 }
 
+/// The state of a [`DeltaFifo`], under its lock.
 #[derive(Default)]
 struct State {
     /// A key is in `queue`, once, if and only if it is in `items`.
@@ -154,6 +155,7 @@ struct PendingVersion {
     back: bool,
 }
 
+/// A list that the reflector writes, between `begin_replace` and `finish_replace`.
 struct Replacing {
     /// The keys in the list; `None` when the list deletes nothing: no object was known before it,
     /// or it has an item without a readable name.

@@ -39,6 +39,7 @@ struct Inner {
     history: VersionLosses,
 }
 
+/// One informer of the factory.
 struct Entry {
     informer: Arc<Informer>,
     /// Set once the informer runs; stops only this informer.

@@ -40,6 +40,7 @@ struct Inner {
 struct State {
     /// When the last loss was noticed, on the monotonic clock.
     at: Duration,
+    /// The `listed` of each [`LossObserver`].
     followers: Vec<Arc<AtomicU64>>,
 }
 

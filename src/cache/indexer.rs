@@ -128,8 +128,10 @@ pub trait AnyIndexer: Any + Send + Sync {
     }
 }
 
+/// The state of an [`Indexer`], under its lock.
 struct State<T> {
     slots: ObjectTable<T>,
+    /// The function of each index, in the order of `tables.indices`.
     functions: Vec<IndexFn<T>>,
     tables: Tables,
 }
@@ -193,6 +195,7 @@ impl Bucket {
             }
             Bucket::Many(slots) => {
                 slots.remove(&slot);
+                // Half of the limit: a bucket near it does not change its form each time.
                 if slots.len() <= FEW / 2 {
                     *self = Bucket::Few(slots.iter().copied().collect());
                 }

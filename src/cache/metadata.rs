@@ -27,6 +27,7 @@ pub trait MetadataHandler: Send + 'static {
     fn on_delete(&mut self, meta: &Meta);
 }
 
+/// Passes the metadata of each event to a [`MetadataHandler`].
 struct ByMetadata(Box<dyn MetadataHandler>);
 
 impl AnyHandler for ByMetadata {

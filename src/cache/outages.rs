@@ -37,6 +37,7 @@ struct Inner {
     asked: async_lock::Mutex<Asked>,
 }
 
+/// What the task that asks knows; a later one continues with it.
 #[derive(Default)]
 struct Asked {
     /// Whether the last answer was no.

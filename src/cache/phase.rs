@@ -145,6 +145,7 @@ impl Phase {
             }
             (Stream { .. }, Expired | TooLarge) => Stream { start: Start::Newest },
             (same @ Stream { .. }, Busy { after }) => wait(after, same),
+            // The list was not whole when the server ended the watch.
             (same @ Stream { .. }, Closed) => wait(Duration::ZERO, same),
             // Any other failure: the server may still answer a list request.
             (Stream { start }, _) => List { start },
@@ -156,6 +157,7 @@ impl Phase {
             (List { start }, Busy { after }) => wait(after, Stream { start }),
             (List { start }, _) => wait(Duration::ZERO, Stream { start }),
 
+            // A watch ends regularly after its timeout.
             (same @ Watch { .. }, Closed) => same,
             (Watch { .. }, WentBack) => Stream { start: Start::Newest },
             (Watch { from }, Broke) => Verify { from },

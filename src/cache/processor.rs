@@ -33,6 +33,7 @@ pub enum Event {
     Delete(Deleted<dyn AnyObject>),
 }
 
+/// What waits for a handler.
 #[derive(Clone)]
 enum Notification {
     Event(Event),
@@ -72,6 +73,7 @@ enum State {
     Ended,
 }
 
+/// A registered handler, as the informer holds it.
 struct Listener {
     inbox: Arc<Inbox>,
     /// Boxed, as few handlers have one.
@@ -88,8 +90,10 @@ struct Inbox {
     panics: Count,
 }
 
+/// The resyncs of a handler.
 struct Resync {
     period: Duration,
+    /// When the next one is due, on the monotonic clock.
     next: Duration,
     /// Whether the handler was due at the last resync.
     was_due: bool,

@@ -20,6 +20,7 @@ pub struct Guard {
 
 struct State {
     may_write: Box<dyn Fn() -> bool + Send + Sync>,
+    /// Set by [`Guard::close`]: nothing passes any more.
     closed: AtomicBool,
     /// Writes that were sent and have neither been answered nor failed. One that got no answer in
     /// the client's time is over: the API server's own limit, a minute, is shorter.

@@ -56,9 +56,12 @@ pub struct Client {
     pub(super) inner: Arc<Inner>,
 }
 
+/// The parts of a [`Client`]. A derived client shares those behind an `Arc`.
 pub(super) struct Inner {
+    /// The connections.
     pub http: surf::Client,
     pub base: Url,
+    /// Host and port of `base`, as the label of metrics.
     pub host: String,
     pub auth: Arc<Auth>,
     /// Headers of every request.

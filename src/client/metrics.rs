@@ -2,6 +2,7 @@
 
 use crate::metrics::metrics;
 
+/// The bounds of durations, in seconds.
 const LATENCIES: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0];
 /// The bounds of sizes, from 64 bytes to 16 MiB.
 const SIZES: [f64; 11] = [

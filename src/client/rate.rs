@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::clock::SharedClock;
 
+/// The token bucket of one client's requests.
 pub(super) struct Bucket {
     qps: f64,
     burst: f64,

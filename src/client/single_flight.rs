@@ -19,11 +19,14 @@ pub(super) struct SingleFlight<T> {
 }
 
 enum State<T> {
+    /// There is no value, and none is being made.
     Empty,
     Running(Arc<Run<T>>),
+    /// The value of the last run.
     Known(T),
 }
 
+/// A value that is being made, for all callers that wait for it.
 struct Run<T> {
     result: Mutex<Option<Result<T>>>,
     ended: Event,

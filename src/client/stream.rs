@@ -32,6 +32,7 @@ pub struct ListStream {
     meta: ListMeta,
 }
 
+/// The metadata of a list. Upstream: `metav1.ListMeta`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ListMeta {
@@ -39,6 +40,7 @@ struct ListMeta {
     r#continue: String,
 }
 
+/// The splitter of a list's body, by its form.
 enum Lists {
     Json(ListSplitter),
     Protobuf(ListFrames),
@@ -138,6 +140,7 @@ impl ListStream {
     }
 }
 
+/// The splitter of a watch's body, by its form.
 enum Events {
     Json(DocumentSplitter),
     Protobuf(WatchFrames),
@@ -162,6 +165,7 @@ pub struct WatchStream {
     found: VecDeque<Result<WatchEvent<Encoded>>>,
 }
 
+/// An event of a JSON watch. Upstream: `metav1.WatchEvent`.
 #[derive(Deserialize)]
 struct Envelope<'a> {
     r#type: &'a str,

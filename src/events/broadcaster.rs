@@ -57,6 +57,7 @@ pub struct EventBroadcaster {
     task: Mutex<Option<Task<()>>>,
 }
 
+/// The way of events from recorders to the broadcaster's task.
 struct Queue {
     sender: Sender<Box<Event>>,
     /// How many events wait here and in the task.
@@ -130,6 +131,7 @@ impl EventBroadcaster {
     }
 }
 
+/// The sink of one component: it names the source of each event and queues it.
 struct QueueSink {
     queue: Arc<Queue>,
     component: ArcStr,

@@ -97,6 +97,7 @@ pub(super) struct Source {
     pub host: ArcStr,
 }
 
+/// The field `eventTime`, which is null in events of this API.
 #[derive(Clone, Debug, PartialEq)]
 struct Null;
 

@@ -13,6 +13,7 @@ const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", tr
 
 pub(super) type Write<'a> = Pin<Box<dyn Future<Output = Result<(), WriteError>> + Send + 'a>>;
 
+/// Writes events; tests have a writer of their own.
 pub(super) trait EventWriter: Send + Sync + 'static {
     fn create<'a>(&'a self, event: &'a Event) -> Write<'a>;
     /// Changes the event of the same name to [`Event::series_patch`].
@@ -33,6 +34,7 @@ pub(super) enum WriteError {
     Unreachable(String),
 }
 
+/// Writes events by a client.
 pub(super) struct ClientWriter(pub Client);
 
 impl EventWriter for ClientWriter {

@@ -5,6 +5,7 @@ use std::pin::Pin;
 
 use crate::task::StopToken;
 
+/// The leader's work.
 pub(super) type Leading = Pin<Box<dyn Future<Output = Work> + Send>>;
 
 /// What the leader's work leaves behind when its future resolves. Upstream has no counterpart:

@@ -13,6 +13,7 @@ pub(super) struct Election {
     lease_duration: Duration,
     /// The API server gives the lock; see [`super::Config::coordinated`].
     coordinated: bool,
+    /// The record of the lock that was seen last, and when it was first seen so.
     observed: Record,
     observed_at: Duration,
     /// When our last successful attempt to write the lock began. `None` before the first, and from

@@ -30,6 +30,7 @@ pub struct LeaseLock {
     /// The Lease last read or written. Its resourceVersion makes our next write fail if another
     /// contender has written since.
     lease: Mutex<Option<Value>>,
+    /// See [`LeaseLock::on_lost_versions`].
     on_lost_versions: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -139,6 +140,7 @@ fn is_older(known: Option<&Value>, read: &Value) -> bool {
     })
 }
 
+/// The fields of a Lease that are read. Upstream: `coordination.LeaseSpec`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Spec {

@@ -29,6 +29,7 @@ pub fn start_time() -> prometheus::Result<Gauge> {
 const START_TIME: &str = "process_start_time_seconds";
 const START_TIME_HELP: &str = "Start time of the process since unix epoch in seconds.";
 
+/// The metrics of this process, each with the part of a [`Reading`] that it shows.
 struct Process {
     /// Counters whose values come from the kernel.
     counters: Vec<(Counter, Pick)>,

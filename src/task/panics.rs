@@ -10,8 +10,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// commas. A station is spelled as its call of [`at`] has it: `sync of deployment-controller`.
 pub const VARIABLE: &str = "KCM_TEST_PANIC";
 
+/// The plan of [`read_environment`]; unset when no panic is planned.
 static PLANNED: OnceLock<Plan> = OnceLock::new();
 
+/// The stations, each with whether its panic is still to come.
 struct Plan(Vec<(String, AtomicBool)>);
 
 impl Plan {

@@ -17,6 +17,7 @@ pub struct Place {
     pub line: u32,
 }
 
+/// The number of tasks that run, by the place that spawned them.
 static RUNNING: Mutex<BTreeMap<Place, u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns how many tasks run now, by where they were spawned, in the order of the places. A place

@@ -28,7 +28,9 @@ use crate::options::TraceObject;
 /// The target of the trace's lines in the log.
 pub const TARGET: &str = module_path!();
 
+/// Whether `TRACER` holds a tracer: read without the lock.
 static ON: AtomicBool = AtomicBool::new(false);
+/// The objects that are traced, and what is known of them; `None` while nothing is traced.
 static TRACER: Mutex<Option<Box<Tracer>>> = Mutex::new(None);
 
 /// Returns whether anything is traced. Stations that follow objects ask this first; the current

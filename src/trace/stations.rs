@@ -11,6 +11,7 @@ use super::tracer::{Waiting, name_of};
 use super::{TARGET, current, with_tracer};
 use crate::objects::{Form, Meta, ObjectKey, ResourceType, Uid};
 
+/// The call of a station, which the trace's line names.
 type Place = &'static Location<'static>;
 
 macro_rules! line {

@@ -46,6 +46,7 @@ pub struct Waiting {
     pub since: Duration,
 }
 
+/// An object whose events are traced.
 struct Followed {
     /// `Pod default/web-1`
     name: String,
@@ -234,6 +235,7 @@ impl Tracer {
 
     /// Takes the write that led to an event of the watch: its span, and when it was answered.
     pub fn take_write(&mut self, meta: &Meta, is_deletion: bool) -> Option<(u64, Duration)> {
+        // A deletion has a version of its own: any write of the object may have led to it.
         let version = if is_deletion { 0 } else { meta.resource_version };
         let at = self.written.iter().position(|written| {
             written.uid == meta.uid && (written.version == version || is_deletion)

@@ -48,6 +48,7 @@ struct Due {
     sequence: u64,
 }
 
+/// A key in the heap, with its time and its reason.
 struct Entry<K> {
     due: Due,
     reason: Reason,

@@ -83,6 +83,7 @@ pub(super) fn report_progress(name: &str, queue: Weak<dyn HasProgress>) {
     QUEUES.lock().push((name.into(), queue));
 }
 
+/// The queues that live, by their names.
 type Queues = Arc<Mutex<Vec<(Box<str>, Weak<dyn HasProgress>)>>>;
 
 metrics! {

@@ -24,9 +24,11 @@ pub(super) struct Queue<K> {
     metrics: Option<QueueMetrics>,
 }
 
+/// What is known of a key: whether it waits, is in progress, or rests.
 struct Work {
     /// Whether it was added and has not been taken since.
     dirty: bool,
+    /// When it was added.
     added: Duration,
     /// When it was taken, while it is in progress.
     started: Option<Duration>,

@@ -65,6 +65,7 @@ impl<K> Clone for RateLimitingQueue<K> {
     }
 }
 
+/// The parts of a [`RateLimitingQueue`], which its clones share.
 struct Inner<K> {
     name: Box<str>,
     state: Mutex<State<K>>,
@@ -105,11 +106,13 @@ pub struct QueueStatus {
     pub retries: Option<u64>,
 }
 
+/// The keys of a queue, under its lock.
 struct State<K> {
     queue: Queue<K>,
     delayed: Delayed<K>,
     /// Whether a worker waits for the time of `delayed.next()`.
     has_timekeeper: bool,
+    /// Whether [`RateLimitingQueue::shut_down_with_drain`] waits for keys in progress.
     draining: bool,
 }
 

@@ -9,6 +9,7 @@ use crate::client::error::undecoded;
 use crate::client::{Client, Result};
 use crate::objects::{Istr, ResourceType, null_as_default};
 
+/// The media types of aggregated discovery, with plain JSON for servers that do not know it.
 const AGGREGATED: &str =
     "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json";
 
@@ -82,6 +83,7 @@ impl ResourceType {
     }
 }
 
+/// The answer of aggregated discovery. Upstream: `apidiscovery.APIGroupDiscoveryList`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct AggregatedList {
@@ -137,6 +139,7 @@ struct ApiVersions {
     versions: Vec<String>,
 }
 
+/// The legacy answer to `/apis`. Upstream: `metav1.APIGroupList`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct GroupList {
@@ -159,6 +162,7 @@ struct LegacyVersion {
     version: String,
 }
 
+/// The legacy answer about one group version. Upstream: `metav1.APIResourceList`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct ResourceList {

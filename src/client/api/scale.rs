@@ -19,6 +19,7 @@ const REFRESH: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub struct Scales {
     client: Client,
+    /// When discovery was last read again, on the monotonic clock.
     refreshed: Arc<Mutex<Option<Duration>>>,
 }
 
@@ -102,6 +103,7 @@ impl Scales {
     }
 }
 
+/// The resources of a group version, subresources included. Upstream: `metav1.APIResourceList`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Served {

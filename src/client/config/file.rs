@@ -10,6 +10,7 @@ use super::{Exec, Impersonation};
 use crate::client::transport::Proxy;
 use crate::objects::null_as_default;
 
+/// A kubeconfig as it is written. Upstream: `clientcmd/api/v1.Config`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct File {
@@ -324,6 +325,7 @@ pub(super) struct NamedContext {
     pub context: Context,
 }
 
+/// A cluster and a user, by their names in the file.
 #[derive(Clone, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Context {

@@ -43,6 +43,7 @@ impl Config {
         let chosen = file.contexts.iter().find(|entry| entry.name == name);
         let context = match chosen {
             Some(entry) => entry.context.clone(),
+            // The address `master` is enough.
             None if name.is_empty() && master.is_some() => Context::default(),
             None if name.is_empty() => return Err(fault("it has no current-context".to_owned())),
             None => return Err(fault(format!("context {name:?} does not exist"))),
@@ -71,6 +72,7 @@ impl Config {
         match faults.len() {
             0 => {}
             1 => return Err(fault(faults.remove(0))),
+            // The form of an aggregate of errors upstream.
             _ => return Err(fault(format!("[{}]", faults.join(", ")))),
         }
         let mut config = Config::new(address(host));

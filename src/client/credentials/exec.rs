@@ -108,6 +108,7 @@ fn cluster_of(exec: &Exec, config: &Config) -> Result<Value> {
     Ok(cluster)
 }
 
+/// The answer that a plugin prints. Upstream: `clientauthentication.ExecCredential`.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ExecCredential {

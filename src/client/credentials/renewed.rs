@@ -19,6 +19,7 @@ pub struct RenewedCertificate(Arc<Renewed>);
 #[derive(Default)]
 struct Renewed {
     pair: Mutex<Option<Pair>>,
+    /// Notified when another certificate is set.
     more: Event,
 }
 

@@ -11,6 +11,7 @@ use super::proxy::Proxy;
 use crate::client::chunks::ChunkDecoder;
 use crate::objects::protobuf;
 
+/// The longest head that is accepted, in bytes.
 const HEAD_LIMIT: usize = 64 << 10;
 
 /// Appends the head of a request whose body has `length` bytes. `forwarding`: the proxy that gets

@@ -86,6 +86,7 @@ pub(super) struct Transport {
     config: http_client::Config,
 }
 
+/// The part of a [`Transport`] that its clones share.
 struct Shared {
     connector: Connector,
     pool: Arc<Pool>,

@@ -32,15 +32,18 @@ const IDLE_LIFETIME: Duration = Duration::from_secs(75);
 /// The idle connections to one server, and the permits of requests.
 pub(super) struct Pool {
     idle: Mutex<Idle>,
+    /// The permits of the first [`POOL_SIZE`] requests.
     in_use: Arc<Semaphore>,
     /// For requests that have waited for `in_use`.
     overflow: Arc<Semaphore>,
     clock: SharedClock,
     /// A connection has become idle.
     returned: Event,
+    /// The permits to open a connection: [`DIALS`] at once.
     dial_slots: Arc<Semaphore>,
 }
 
+/// The idle connections, under the lock of the pool.
 #[derive(Default)]
 struct Idle {
     /// Each with the time at which it became idle, the oldest first.

@@ -131,6 +131,7 @@ fn exempts(rule: &str, host: &str, port: u16) -> bool {
             _ => false,
         };
     }
+    // An address without a port: that of IPv6 has colons of its own.
     let bare = rule.trim_start_matches('[').trim_end_matches(']');
     if let Ok(named) = bare.parse::<IpAddr>() {
         return address == Some(named);
@@ -146,6 +147,7 @@ fn exempts(rule: &str, host: &str, port: u16) -> bool {
     if let (Ok(named), Some(address)) = (name.parse::<IpAddr>(), address) {
         return named == address;
     }
+    // `*.example.com` means the same as `.example.com`.
     let name = name.strip_prefix('*').filter(|rest| rest.starts_with('.')).unwrap_or(name);
     match name.strip_prefix('.') {
         Some(below) => host.strip_suffix(below).is_some_and(|rest| rest.ends_with('.')),

@@ -128,6 +128,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         loop {
             let UnbufferedStatus { mut discard, state } =
                 self.tls.process_tls_records(&mut self.incoming);
+            // `None`: there may be more records to process.
             let progress = match state {
                 Ok(ConnectionState::ReadTraffic(mut traffic)) => {
                     while let Some(record) = traffic.next_record() {

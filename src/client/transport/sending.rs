@@ -20,6 +20,7 @@ pub(super) struct Sending<'a> {
     state: State,
 }
 
+/// How far the request is sent.
 enum State {
     Writing,
     Flushing,

@@ -66,6 +66,7 @@ impl Sockets {
     pub fn take(self: &Arc<Self>, purpose: Purpose) -> io::Result<SocketPermit> {
         let limit = (self.limit)();
         let open = self.open.fetch_add(1, Ordering::Relaxed) + 1;
+        // Counted already: its drop counts down, also after a refusal.
         let place = SocketPermit { sockets: self.clone() };
         if open > allowed(limit, purpose) {
             let what = format!(
@@ -90,6 +91,7 @@ impl Drop for SocketPermit {
     fn drop(&mut self) {
         let sockets = &self.sockets;
         let open = sockets.open.fetch_sub(1, Ordering::Relaxed) - 1;
+        // With half of the watches' places free, the next shortage is logged again.
         if sockets.warned.load(Ordering::Relaxed)
             && open < allowed((sockets.limit)(), Purpose::Watch) / 2
         {

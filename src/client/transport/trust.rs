@@ -14,6 +14,7 @@ use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, Sign
 use crate::client::x509::Certificate;
 use crate::objects::Timestamp;
 
+/// The servers that a [`Trust`] accepts.
 #[derive(Debug)]
 enum Trusted {
     /// `insecure-skip-tls-verify`

@@ -58,6 +58,7 @@ where
     Ok(reader.into_inner())
 }
 
+/// The version of SOCKS, and its methods of authentication.
 const VERSION: u8 = 5;
 const NO_LOGIN: u8 = 0;
 const LOGIN: u8 = 2;
@@ -78,6 +79,7 @@ where
     match (method, &proxy.login) {
         (NO_LOGIN, _) => {}
         (LOGIN, Some((user, password))) => {
+            // 1 is the version of this exchange.
             let login =
                 [&[1], with_length(user)?.as_slice(), with_length(password)?.as_slice()].concat();
             let [_, status] = exchange(&mut stream, &login).await?;
