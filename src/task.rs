@@ -288,6 +288,7 @@ pub struct Caught<F> {
 impl<F: Future> Future for Caught<F> {
     type Output = Result<F::Output, String>;
 
+    /// Polls the future; a panic in it becomes the message as an error.
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let future = self.project().future;
         match catch_unwind(AssertUnwindSafe(|| future.poll(context))) {

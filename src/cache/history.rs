@@ -57,8 +57,8 @@ impl VersionLosses {
         self.inner.losses.load(Ordering::Acquire)
     }
 
-    /// Records a loss that was noticed at `now`, on the monotonic clock. `known`: the losses known
-    /// before; if there have been more since, it is one of those.
+    /// Records a loss that was noticed at `now`, on the monotonic clock. `known`: the number of
+    /// losses that the caller knows; if there are more already, this one is among them.
     pub fn record_loss(&self, known: u64, now: Duration) {
         {
             let mut state = self.inner.state.lock();
@@ -95,8 +95,9 @@ impl VersionLosses {
         }
     }
 
-    /// Returns the longest time left to wait for caches that have not been listed. Otherwise
-    /// records that all losses are settled, and returns `None`.
+    /// Returns how long to wait, at most, for caches that have not been listed since the last loss.
+    /// Without such caches, or when their time is over, records that all losses are settled, and
+    /// returns `None`.
     fn wait_or_settle(&self, now: Duration) -> Option<Duration> {
         let state = self.inner.state.lock();
         let losses = self.losses();

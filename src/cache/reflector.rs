@@ -373,7 +373,7 @@ impl Reflector {
 
     /// Returns how old the next list may be: not older than what was written. Only a list of the
     /// newest version may be older: it follows when the server has lost versions, after a restored
-    /// backup for example.
+    /// backup for example. `written` then moves to `written_before_relist`.
     fn start_of_list(&mut self, start: Start) -> Start {
         match start {
             Start::Any if self.written == 0 => Start::Any,
@@ -396,7 +396,8 @@ impl Reflector {
         });
     }
 
-    /// Ends a list that was requested after this number of `losses` of versions.
+    /// Ends a list, and records a loss if the server's versions have gone back with it. `losses`:
+    /// the number of losses of versions when the list was requested.
     async fn finish_replace(&mut self, version: u64, losses: u64) {
         self.written = version;
         self.versions_doubtful = false;

@@ -29,6 +29,7 @@ impl<R> Buffered<R> {
 }
 
 impl<R: AsyncRead + Unpin> AsyncRead for Buffered<R> {
+    /// Copies bytes out of the buffer, which is filled first if it is empty.
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

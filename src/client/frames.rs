@@ -26,7 +26,8 @@ pub struct ListFrames {
 }
 
 impl ListFrames {
-    /// Calls `found` with each piece that ends in `bytes`, items in their order.
+    /// Takes further `bytes` of the body, and calls `found` with each piece that is whole now,
+    /// items in their order.
     pub fn feed(
         &mut self,
         bytes: &[u8],
@@ -114,7 +115,7 @@ pub struct WatchFrames {
 }
 
 impl WatchFrames {
-    /// Calls `found` with each event that ends in `bytes`.
+    /// Takes further `bytes` of the body, and calls `found` with each event that is whole now.
     pub fn feed(
         &mut self,
         bytes: &[u8],

@@ -31,8 +31,8 @@ struct State {
 }
 
 impl Guard {
-    /// Passes writes while `may_write` returns true. It is called for each write, from any task,
-    /// and must not wait.
+    /// Makes a guard that passes writes while `may_write` returns true. It is called for each
+    /// write, from any task, and must not wait.
     pub fn new(may_write: impl Fn() -> bool + Send + Sync + 'static) -> Guard {
         let state = State {
             may_write: Box::new(may_write),

@@ -295,9 +295,10 @@ impl Client {
         self.inner.discovery.get(|_| true, fetch).await
     }
 
-    /// Asks from now on for each of these resources in the first of its versions that the server
-    /// serves by discovery, in place of the version that the caller names. Each later
-    /// [`Client::discover`] chooses again. For the clients that are derived from one another.
+    /// Chooses for each of these resources the first of its versions that the server serves by
+    /// discovery: requests ask for it from now on, in place of the version that the caller names.
+    /// Each later [`Client::discover`] chooses again. For the clients that are derived from one
+    /// another.
     ///
     /// Returns whether all groups of these resources could be read; until then the versions stay
     /// that the caller names.

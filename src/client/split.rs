@@ -84,8 +84,8 @@ pub struct DocumentSplitter {
 }
 
 impl DocumentSplitter {
-    /// Calls `found` with each document that ends in `bytes`, and holds the beginning of the next
-    /// one.
+    /// Takes further `bytes` of the body, calls `found` with each document that is whole now, and
+    /// holds the beginning of the next one.
     pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(&[u8])) {
         while !bytes.is_empty() {
             if self.document.is_empty() {
@@ -207,7 +207,8 @@ pub struct ListSplitter {
 }
 
 impl ListSplitter {
-    /// Calls `found` with each piece that ends in `bytes`, items in their order.
+    /// Takes further `bytes` of the body, and calls `found` with each piece that is whole now,
+    /// items in their order.
     pub fn feed(&mut self, mut bytes: &[u8], found: &mut dyn FnMut(ListPiece)) {
         while let [byte, rest @ ..] = bytes {
             let floor = match self.inside {

@@ -47,6 +47,7 @@ impl<F> Counted<F> {
 }
 
 impl Drop for Registered {
+    /// Counts the task down.
     fn drop(&mut self) {
         let mut running = RUNNING.lock();
         if let Some(count) = running.get_mut(&self.0) {

@@ -165,7 +165,8 @@ pub struct SyncSpan {
     began: Duration,
 }
 
-/// Traces that a worker begins a key; `None` when no followed object queued it.
+/// Traces that a worker begins a key, and returns the span of its sync; `None` when no followed
+/// object queued it.
 #[track_caller]
 pub fn sync_begins(
     queue: usize,

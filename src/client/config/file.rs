@@ -55,6 +55,7 @@ impl File {
 struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {
+    /// Reads a string, or null as an empty one.
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Text, D::Error> {
         struct Found;
         impl Visitor<'_> for Found {

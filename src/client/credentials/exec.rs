@@ -189,8 +189,9 @@ fn parse_answer(api_version: &str, answer: &[u8]) -> std::result::Result<Issued,
         return Err("its answer has no status".to_owned());
     };
     let Status { token, client_certificate_data, client_key_data, expiration_timestamp } = status;
-    let has_certificate = !client_certificate_data.is_empty();
-    if has_certificate == client_key_data.is_empty() {
+    let (has_certificate, has_key) =
+        (!client_certificate_data.is_empty(), !client_key_data.is_empty());
+    if has_certificate != has_key {
         return Err("its answer holds only a certificate or a key, not both".to_owned());
     }
     if !has_certificate && token.is_empty() {

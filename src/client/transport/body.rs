@@ -150,6 +150,7 @@ impl AsyncBufRead for BodyReader {
         Poll::Ready(Ok(&buffer[..data]))
     }
 
+    /// Passes over bytes of the body; after the last ones the connection goes back to the pool.
     fn consume(self: Pin<&mut Self>, count: usize) {
         let this = self.get_mut();
         if let Some(open) = this.connection.as_mut().filter(|_| count > 0) {
@@ -165,6 +166,7 @@ impl AsyncBufRead for BodyReader {
 }
 
 impl AsyncRead for BodyReader {
+    /// Copies bytes of the body out of the connection's buffer.
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -132,6 +132,7 @@ impl Transport {
 }
 
 impl HttpClient for Transport {
+    /// Sends a request, and returns the answer once its head is read.
     fn send<'a, 'f>(
         &'a self,
         request: Request,

@@ -77,6 +77,7 @@ fn or_end<T: Default>(
 }
 
 impl<R: AsyncRead> AsyncRead for UntilRotated<R> {
+    /// Reads bytes; returns the end after a rotation, also while bytes are left.
     fn poll_read(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

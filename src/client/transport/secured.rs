@@ -215,6 +215,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<IO> {
+    /// Copies decrypted bytes, which are received first if there are none.
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -229,6 +230,7 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncBufRead for Secured<IO> {
+    /// Receives and decrypts records until there are bytes, or until the server sends no more.
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         while this.plain.is_empty() && !this.is_closed {
@@ -252,6 +254,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncBufRead for Secured<IO> {
 }
 
 impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<IO> {
+    /// Encrypts the beginning of `input` as one record and sends it, as far as the socket takes it.
+    /// Returns how many bytes of `input` are in the record.
     fn poll_write(
         self: Pin<&mut Self>,
         context: &mut Context<'_>,

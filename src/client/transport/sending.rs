@@ -60,6 +60,8 @@ impl<'a> Sending<'a> {
 }
 
 impl AsyncBufRead for Sending<'_> {
+    /// Sends as much of the request as the connection takes, and reads bytes of the answer. A
+    /// failure to send counts only when there is no answer.
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.get_mut();
         if let Poll::Ready(Err(error)) = this.poll_send(context) {
@@ -83,6 +85,7 @@ impl AsyncBufRead for Sending<'_> {
 }
 
 impl AsyncRead for Sending<'_> {
+    /// Copies bytes of the answer, and sends the request meanwhile.
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -88,6 +88,7 @@ impl Sockets {
 }
 
 impl Drop for SocketPermit {
+    /// Counts the connection down.
     fn drop(&mut self) {
         let sockets = &self.sockets;
         let open = sockets.open.fetch_sub(1, Ordering::Relaxed) - 1;
