@@ -160,7 +160,7 @@ impl Correlator {
 }
 
 impl Bucket {
-    /// Takes a token; returns `false` if there is none.
+    /// Takes a token; returns `false` when all are used.
     fn take(&mut self, now: Duration) -> bool {
         let refill = now.saturating_sub(self.at).as_secs_f64() / SPAM_REFILL.as_secs_f64();
         self.used = (self.used - refill).max(0.0);
