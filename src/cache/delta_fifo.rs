@@ -259,10 +259,10 @@ impl DeltaFifo {
     /// does the queue sync, or the seen version rise.
     pub fn abandon(&self) {
         let mut state = self.lock();
-        let kept = State { popped: state.popped, closed: state.closed, ..State::default() };
+        let empty = State { popped: state.popped, closed: state.closed, ..State::default() };
         // Before the queue has synced, the next list counts as the first.
         let populated = self.has_synced();
-        *state = State { populated, ..kept };
+        *state = State { populated, ..empty };
     }
 
     /// Queues every known object that does not wait already. Upstream: `Resync`.
@@ -471,17 +471,17 @@ impl DeltaFifo {
     pub fn finish_replace(&self, version: u64, back: bool) {
         let mut state = self.lock();
         if let Some(Replacing { seen: Some(seen), .. }) = state.replacing.take() {
-            let gone = |object| Delta::Deleted(Deleted::FinalStateUnknown(object));
+            let deletion_of = |object| Delta::Deleted(Deleted::FinalStateUnknown(object));
             for (key, deltas) in &mut state.items {
                 if !seen.contains(key) {
-                    let delta = gone(deltas.newest().object().clone());
+                    let delta = deletion_of(deltas.newest().object().clone());
                     deltas.push(delta);
                 }
             }
             self.indexer.for_each(&mut |object| {
                 let key = object.meta().key();
                 if !seen.contains(&key) && !state.items.contains_key(&key) {
-                    self.queue(&mut state, key, gone(object));
+                    self.queue(&mut state, key, deletion_of(object));
                 }
             });
         }

@@ -88,8 +88,8 @@ pub struct Reflector {
     /// The newest version written to the store, also by a list that broke half-way: a later list
     /// must not be older.
     written: u64,
-    /// The value of `written` before a list from [`Start::Newest`] began; 0 again once such a list
-    /// is whole.
+    /// The value of `written` before a list from [`Start::Newest`] began; 0 again once a list is
+    /// whole.
     written_before_relist: u64,
     /// Whether the server's newest version is older than what was written, or seems to be: no known
     /// state counts in the next list.

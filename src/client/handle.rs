@@ -56,7 +56,8 @@ pub struct Client {
     pub(super) inner: Arc<Inner>,
 }
 
-/// The parts of a [`Client`]. A derived client shares those behind an `Arc`.
+/// The parts of a [`Client`]. A derived client shares the connections and the parts behind an
+/// `Arc`.
 pub(super) struct Inner {
     /// The connections.
     pub http: surf::Client,

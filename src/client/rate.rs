@@ -31,14 +31,14 @@ impl Bucket {
         let now = self.clock.monotonic();
         let mut state = self.state.lock();
         let (tokens, at) = *state;
-        let grown = tokens + now.saturating_sub(at).as_secs_f64() * self.qps;
-        let left = grown.min(self.burst) - 1.0;
-        *state = (left, now);
-        if left >= 0.0 {
+        let gained = now.saturating_sub(at).as_secs_f64() * self.qps;
+        let tokens = (tokens + gained).min(self.burst) - 1.0;
+        *state = (tokens, now);
+        if tokens >= 0.0 {
             return Duration::ZERO;
         }
         // A tiny rate makes a wait that no `Duration` holds.
-        Duration::try_from_secs_f64(-left / self.qps).unwrap_or(Duration::MAX)
+        Duration::try_from_secs_f64(-tokens / self.qps).unwrap_or(Duration::MAX)
     }
 
     /// Takes a token, and waits for it.

@@ -81,8 +81,8 @@ impl Election {
     /// Returns whether the lease is ours for certain: no other contender can have taken it yet.
     pub fn holds_lease(&self, now: Duration) -> bool {
         // The lease names whole seconds.
-        let written = Duration::from_secs(self.lease_duration.as_secs());
-        self.is_leader() && self.written_at.is_some_and(|at| now < at + written)
+        let duration = Duration::from_secs(self.lease_duration.as_secs());
+        self.is_leader() && self.written_at.is_some_and(|at| now < at + duration)
     }
 
     /// Returns how long ago we saw the record change.

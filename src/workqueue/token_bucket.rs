@@ -37,11 +37,11 @@ impl TokenBucket {
     /// Takes a token if there is one now, and returns whether there was. Upstream: `TryAccept`.
     pub fn try_take(&self) -> bool {
         let mut state = self.state.lock();
-        let grown = self.grown(&state);
-        if grown.wait_for_one() != Some(Duration::ZERO) {
+        let current = self.current_state(&state);
+        if current.wait_for_one() != Some(Duration::ZERO) {
             return false;
         }
-        *state = State { tokens: grown.tokens - 1.0, ..grown };
+        *state = State { tokens: current.tokens - 1.0, ..current };
         true
     }
 
@@ -50,16 +50,16 @@ impl TokenBucket {
     /// reservation cannot be given back. Upstream: `Reserve().Delay()`.
     pub fn reserve(&self) -> Duration {
         let mut state = self.state.lock();
-        let grown = self.grown(&state);
-        let Some(wait) = grown.wait_for_one() else { return Duration::MAX };
-        *state = State { tokens: grown.tokens - 1.0, ..grown };
+        let current = self.current_state(&state);
+        let Some(wait) = current.wait_for_one() else { return Duration::MAX };
+        *state = State { tokens: current.tokens - 1.0, ..current };
         wait
     }
 
     /// Returns how long until [`try_take`](TokenBucket::try_take) succeeds at the present rate, if
     /// no token is taken meanwhile; `None`: not before the rate changes.
     pub fn next_in(&self) -> Option<Duration> {
-        self.grown(&self.state.lock()).wait_for_one()
+        self.current_state(&self.state.lock()).wait_for_one()
     }
 
     /// Returns the present rate, in tokens a second.
@@ -71,7 +71,7 @@ impl TokenBucket {
     /// Upstream: `rate.Limiter.SetLimit`.
     pub fn set_rate(&self, rate: f64) {
         let mut state = self.state.lock();
-        *state = State { rate, ..self.grown(&state) };
+        *state = State { rate, ..self.current_state(&state) };
     }
 
     /// Replaces the bucket by a full one of another rate, less one token if the old one has no
@@ -82,14 +82,14 @@ impl TokenBucket {
         if state.rate == rate {
             return;
         }
-        let grown = self.grown(&state);
-        let can_give = grown.rate > 0.0 && grown.wait_for_one() == Some(Duration::ZERO);
+        let current = self.current_state(&state);
+        let can_give = current.rate > 0.0 && current.wait_for_one() == Some(Duration::ZERO);
         let tokens = if can_give { self.burst } else { self.burst - 1.0 };
-        *state = State { rate, tokens, at: grown.at };
+        *state = State { rate, tokens, at: current.at };
     }
 
     /// Returns the state now, with the tokens that have come since.
-    fn grown(&self, state: &State) -> State {
+    fn current_state(&self, state: &State) -> State {
         let now = self.clock.monotonic();
         let gained = now.saturating_sub(state.at).as_secs_f64() * state.rate.max(0.0);
         State { tokens: (state.tokens + gained).min(self.burst), at: now, ..*state }

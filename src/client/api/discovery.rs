@@ -62,9 +62,9 @@ impl Discovery {
         let mut texts: Vec<String> =
             self.failures.iter().map(|(version, why)| format!("{version}: {why}")).collect();
         texts.sort();
-        let all = || texts.join(", ");
+        let all = texts.join(", ");
         (!texts.is_empty())
-            .then(|| format!("unable to retrieve the complete list of server APIs: {}", all()))
+            .then(|| format!("unable to retrieve the complete list of server APIs: {all}"))
     }
 
     /// Returns each resource once, in its preferred version. Upstream: `ServerPreferredResources`.

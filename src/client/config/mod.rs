@@ -143,11 +143,11 @@ impl Exec {
     /// Upstream: `clientcmd.validateAuthInfo`.
     fn check(&self) -> std::result::Result<(), String> {
         const PREFIX: &str = "client.authentication.k8s.io/";
-        let known = |version: &str| matches!(version, "v1" | "v1beta1");
+        let is_known = |version: &str| matches!(version, "v1" | "v1beta1");
         if self.command.is_empty() {
             return Err("has no command".to_owned());
         }
-        if !self.api_version.strip_prefix(PREFIX).is_some_and(known) {
+        if !self.api_version.strip_prefix(PREFIX).is_some_and(is_known) {
             return Err(format!(
                 "has apiVersion {:?}, not {PREFIX}v1 or {PREFIX}v1beta1",
                 self.api_version

@@ -153,8 +153,8 @@ fn run(exec: &Exec, cluster: Option<Value>) -> Result<Issued> {
         .output()
         .map_err(|error| fault(error.to_string()))?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(fault(format!("{}: {said}", output.status)));
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(fault(format!("{}: {message}", output.status)));
     }
     parse_answer(&exec.api_version, &output.stdout).map_err(fault)
 }

@@ -41,7 +41,8 @@ pub(super) fn proxy_for(
     configured: Option<&str>,
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<Option<Proxy>> {
-    let either = |upper: &str, lower: &str| {
+    // Both spellings of a variable are in use; that in upper case has precedence.
+    let variable = |upper: &str, lower: &str| {
         [upper, lower].into_iter().filter_map(&environment).find(|value| !value.is_empty())
     };
     if let Some(address) = configured {
@@ -52,7 +53,7 @@ pub(super) fn proxy_for(
         "https" => ("HTTPS_PROXY", "https_proxy"),
         _ => ("HTTP_PROXY", "http_proxy"),
     };
-    let Some(address) = either(upper, lower) else { return Ok(None) };
+    let Some(address) = variable(upper, lower) else { return Ok(None) };
     let is_cgi = environment("REQUEST_METHOD").is_some_and(|method| !method.is_empty());
     if upper == "HTTP_PROXY" && is_cgi {
         let what = "refusing to use HTTP_PROXY value in CGI environment; see \
@@ -61,7 +62,7 @@ pub(super) fn proxy_for(
     }
     let (host, port) = (bare_host(server), server.port_or_known_default().unwrap_or(443));
     let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    let exempt = either("NO_PROXY", "no_proxy").unwrap_or_default();
+    let exempt = variable("NO_PROXY", "no_proxy").unwrap_or_default();
     if is_local || exempt.split(',').any(|rule| exempts(rule, &host, port)) {
         return Ok(None);
     }

@@ -20,16 +20,16 @@ pub(in crate::client) enum Purpose {
 
 /// The part of the limit (an eighth) that watches leave to requests, and requests to the lease,
 /// to health checks and to files.
-const KEPT_PART: usize = 8;
+const RESERVED_PART: usize = 8;
 /// The most descriptors that are left to others in each of the two cases.
-const KEPT_MOST: usize = 256;
+const RESERVED_MOST: usize = 256;
 
 /// Returns the most connections that may be open, with one more for this purpose.
 fn allowed(limit: usize, purpose: Purpose) -> usize {
-    let kept = (limit / KEPT_PART).min(KEPT_MOST);
+    let reserved = (limit / RESERVED_PART).min(RESERVED_MOST);
     match purpose {
-        Purpose::Watch => limit - 2 * kept,
-        Purpose::Request => limit - kept,
+        Purpose::Watch => limit - 2 * reserved,
+        Purpose::Request => limit - reserved,
         Purpose::Lease => limit,
     }
 }

@@ -169,9 +169,9 @@ impl TlsSource {
                 let chain = pem::certificates(certificate);
                 let key = PrivateKeyDer::from_pem_slice(key)
                     .map_err(|error| fault("client key", &error))?;
-                let shown = certified(chain, key, &provider)
+                let resolver = certified(chain, key, &provider)
                     .map_err(|error| fault("client certificate and key", &error))?;
-                builder.with_client_cert_resolver(Arc::new(shown))
+                builder.with_client_cert_resolver(Arc::new(resolver))
             }
             None => builder.with_no_client_auth(),
         };
