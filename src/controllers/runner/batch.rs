@@ -7,7 +7,7 @@ use crate::controllers::Error;
 use crate::task;
 use crate::trace;
 
-/// Upstream: `controller.SlowStartInitialBatchSize`.
+/// The size of the first batch. Upstream: `controller.SlowStartInitialBatchSize`.
 const FIRST_BATCH: usize = 1;
 /// The largest batch. Only the controller of StatefulSets makes more attempts in one sync.
 /// Upstream: `statefulset.MaxBatchSize`.
@@ -65,7 +65,8 @@ where
     (successes, None)
 }
 
-/// The numbers of the attempts of each batch.
+/// Returns the attempt numbers of each batch: below `count` in all, and each batch twice as large
+/// as the one before, from [`FIRST_BATCH`] to [`LARGEST_BATCH`].
 fn batches(count: usize) -> impl Iterator<Item = Range<usize>> {
     let (mut made, mut size) = (0, FIRST_BATCH);
     iter::from_fn(move || {

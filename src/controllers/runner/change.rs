@@ -37,7 +37,7 @@ pub enum Change<'a, T> {
 }
 
 impl<T> Change<'_, T> {
-    /// The newest known state of the object, of a deleted one the last.
+    /// Returns the newest known state of the object; of a deleted one the last.
     pub fn object(&self) -> &Arc<T> {
         match self {
             Change::Added { new, .. } | Change::Updated { new, .. } => new,
@@ -67,6 +67,7 @@ impl<T: Object, K: Key, M: Mapper<T, K>> EventHandler<T> for Mapped<M, K> {
 
     /// Passes an update to the mapper; another uid means a deletion and an addition.
     fn on_update(&mut self, old: &Arc<T>, new: &Arc<T>) {
+        // The informer's resync passes the same object twice.
         if Arc::ptr_eq(old, new) {
             return (self.mapper)(Change::Resync { object: new }, &self.queue);
         }

@@ -111,14 +111,17 @@ impl ControllerContext {
         let (stop, tasks, failure) = (stop.child(), TaskGroup::new(), Failure::new());
         self.factory.start(&stop);
         for controller in controllers {
-            let (own, failure, stop) = (controller.failure(), failure.clone(), stop.clone());
+            let (own_failure, failure, stop) =
+                (controller.failure(), failure.clone(), stop.clone());
             tasks.spawn(async move {
                 let name = controller.name();
                 match caught(controller.run(stop.clone())).await {
                     Err(panic) => failure.report(format!("{name} panicked: {panic}")),
+                    // A controller that ends before the stop has failed.
                     Ok(()) if !stop.is_stopped() => {
-                        let why =
-                            own.get().map_or_else(|| format!("{name} has ended"), str::to_owned);
+                        let why = own_failure
+                            .get()
+                            .map_or_else(|| format!("{name} has ended"), str::to_owned);
                         failure.report(why);
                     }
                     Ok(()) => (),
@@ -145,7 +148,8 @@ impl ControllerContext {
         self.supervisor.get().cloned()
     }
 
-    /// A client with a rate limit of its own. Those of one account share their credentials.
+    /// Returns a client of `account` with a rate limit of its own. The clients of one account share
+    /// its credentials.
     pub(super) fn client(&self, account: &str) -> Result<Client, String> {
         let mut clients = self.clients.lock();
         if let Some(client) = clients.get(account) {
@@ -160,7 +164,8 @@ impl ControllerContext {
         self.builder.root_client(name)
     }
 
-    /// Events of `component`, which the controller of this name sends with `client`.
+    /// Returns a recorder of events whose source is `component`. All recorders of the controller
+    /// `name` share one broadcaster, which sends with the `client` of the first call.
     pub(super) fn recorder(&self, name: &str, client: Client, component: &str) -> Recorder {
         self.broadcasters
             .lock()
@@ -191,14 +196,14 @@ pub struct MetadataCaches {
 }
 
 impl MetadataCaches {
-    /// The informer of a resource, shared with other users. It runs after
+    /// Returns the informer of a resource, shared with other users. It runs after
     /// [`MetadataCaches::start`]; each call is paired with one of [`MetadataCaches::release`].
     pub fn informer(&self, resource: &ResourceType) -> MetadataInformer {
         self.factory.metadata(resource)
     }
 
-    /// Gives an informer back. It ends with its last user, unless it is a controller's cache of
-    /// whole objects.
+    /// Gives back an informer of [`MetadataCaches::informer`], which ends with its last user. One of
+    /// whole objects is a controller's cache and keeps running.
     pub fn release(&self, informer: &MetadataInformer) {
         let scope = informer.scope();
         if scope.metadata_only {

@@ -121,8 +121,8 @@ impl Watcher {
         self.running.opened().await;
     }
 
-    /// How long the oldest key of its queues has waited or been worked on; zero without one. Keys
-    /// that wait for a retry do not count. See
+    /// Returns how long the oldest key of its queues has waited or been worked on; zero without a
+    /// key. Keys that wait for a retry do not count. See
     /// [`RateLimitingQueue::oldest_key_age`](crate::workqueue::RateLimitingQueue::oldest_key_age).
     pub fn oldest_key_age(&self) -> Duration {
         self.queues.iter().filter_map(|queue| queue.oldest_key_age()).max().unwrap_or_default()
@@ -233,13 +233,14 @@ impl Controller {
 
 /// The caches that a controller reads.
 impl Controller {
-    /// The cache of every `T` in the cluster, which controllers share. Workers wait until it has
-    /// synced; it lacks objects before.
+    /// Returns the cache of every `T` in the cluster, which controllers share. Workers wait until it
+    /// has synced; it lacks objects before.
     pub fn lister<T: Object + Resource>(&mut self) -> Lister<T> {
         self.lister_of(Scope::all(T::RESOURCE))
     }
 
-    /// As [`Controller::lister`], of a narrower scope, such as one namespace or metadata alone.
+    /// Returns a cache as [`Controller::lister`] does, of a narrower scope, such as one namespace or
+    /// metadata alone.
     pub fn lister_of<T: Object>(&mut self, scope: Scope) -> Lister<T> {
         let informer = self.context.factory.informer_for::<T>(scope);
         let lister = informer.lister();
@@ -258,8 +259,8 @@ impl Controller {
         self.own_informer(lister).add_index(index);
     }
 
-    /// A cache that may never sync, because a server need not serve its resource. Workers wait for
-    /// it no longer than `patience`; it gives a Lister once it has synced, also later.
+    /// Returns a cache that may never sync, because a server need not serve its resource. Workers
+    /// wait for it no longer than `patience`; it gives a Lister once it has synced, also later.
     pub fn optional<T: Object + Resource>(&mut self, patience: Duration) -> OptionalCache<T> {
         let informer = self.context.factory.informer::<T>();
         let (synced, clock) = (informer.clone(), self.clock());
@@ -273,11 +274,14 @@ impl Controller {
         MetadataCaches { factory: self.context.factory.clone() }
     }
 
+    /// Returns the informer behind `lister`, if this controller has got that Lister.
     fn informer<T: Object>(&self, lister: &Lister<T>) -> Option<&SharedIndexInformer<T>> {
         let typed = self.informers.iter().filter_map(|any| any.downcast_ref());
         typed.into_iter().find(|informer: &&SharedIndexInformer<T>| informer.lister().is(lister))
     }
 
+    /// Returns the informer behind `lister`; panics where [`Controller::index`] and
+    /// [`Controller::watch`] say so.
     fn own_informer<T: Object>(&self, lister: &Lister<T>) -> SharedIndexInformer<T> {
         let informer = self.informer(lister);
         informer.expect("a Lister comes from the controller that uses it").clone()
@@ -318,8 +322,8 @@ impl<T: Object> OptionalCache<T> {
 }
 
 /// Wraps `sync` so that it begins when all caches have been listed since the last loss of versions.
-/// After the stop it is not called.
-fn settled<K: Key>(
+/// After the stop it is not called, and its key counts as done: the next leader queues all keys.
+fn delay_until_settled<K: Key>(
     sync: BoxSync<K>,
     history: VersionLosses,
     clock: SharedClock,
@@ -347,13 +351,13 @@ impl Controller {
         self.profile.workers.resolve(&self.context.options)
     }
 
-    /// A queue with the name that the controller's profile has for metrics.
+    /// Makes a queue with the name that the controller's profile has for metrics.
     pub fn queue<K: Key>(&mut self, retries: QueuePolicy<K>) -> Queue<K> {
         self.queue_named(self.profile.queue, retries)
     }
 
-    /// A further queue, with another name in metrics. It is shut down when the controller stops or
-    /// is dropped.
+    /// Makes a further queue, with another name in metrics. It is shut down when the controller
+    /// stops or is dropped.
     pub fn queue_named<K: Key>(&mut self, name: &'static str, retries: QueuePolicy<K>) -> Queue<K> {
         let queue = Queue::new(name, retries, self.clock());
         let handle = queue.clone();
@@ -440,8 +444,8 @@ impl Controller {
         let sync: BoxSync<K> = match self.context.supervisor() {
             None => sync,
             Some(supervisor) => Arc::new(move |key| {
-                let shown = key.to_string();
-                supervisor.sync(name, shown, sync(key))
+                let key_text = key.to_string();
+                supervisor.sync(name, key_text, sync(key))
             }),
         };
         let history = self.history();
@@ -449,7 +453,7 @@ impl Controller {
             let (queue, sync) = (queue.clone(), sync.clone());
             let (history, clock) = (history.clone(), self.clock());
             self.workers.push(Box::new(move |stop| {
-                let sync = settled(sync, history, clock, stop.clone());
+                let sync = delay_until_settled(sync, history, clock, stop.clone());
                 Box::pin(queue.work(name, sync, stop.clone()))
             }));
         }
@@ -466,7 +470,7 @@ impl Controller {
     {
         let (name, clock) = (self.profile.name, self.clock());
         let supervisor = self.context.supervisor();
-        let rest =
+        let pause =
             supervisor.as_ref().map_or(period, |supervisor| supervisor.pause_after_job(period));
         let history = self.history();
         self.workers.push(Box::new(move |stop| {
@@ -483,7 +487,7 @@ impl Controller {
                         }
                     };
                     log_job(name, catch_panic(name, done).await);
-                    if stop.unless_stopped(clock.sleep(rest)).await.is_none() {
+                    if stop.unless_stopped(clock.sleep(pause)).await.is_none() {
                         return;
                     }
                 }
@@ -498,6 +502,7 @@ impl Controller {
             let stop = stop.clone();
             Box::pin(async move {
                 job();
+                // A task that ends before the stop counts as a failure of the controller.
                 stop.stopped().await;
             })
         }));
@@ -534,7 +539,8 @@ impl Controller {
         self.debug.clone()
     }
 
-    /// Answers questions about this controller. Made after its queues, it knows them all.
+    /// Returns a handle that answers questions about this controller. It knows the queues that exist
+    /// already, so call this after all of them are made.
     pub fn watcher(&self) -> Watcher {
         Watcher {
             profile: self.profile,
@@ -545,14 +551,16 @@ impl Controller {
         }
     }
 
-    /// Whether its constructor added no work, because these flags or this environment need none.
+    /// Returns whether its constructor added no work, because these flags or this environment need
+    /// none.
     /// Such a controller is not started. Upstream: a constructor that returns no controller.
     pub fn is_idle(&self) -> bool {
         self.workers.is_empty() && self.backgrounds.is_empty()
     }
 
-    /// Reported when one of the controller's tasks panics outside of a sync or job, or ends before
-    /// the stop. The controller then stops by itself; the process has to decide what follows.
+    /// Returns the place of the controller's failure. It is filled when one of its tasks panics
+    /// outside of a sync or job, or ends before the stop. The controller then stops by itself; the
+    /// process has to decide what follows.
     pub fn failure(&self) -> Failure {
         self.failure.clone()
     }
@@ -586,16 +594,17 @@ impl Controller {
             return;
         }
         let tasks = TaskGroup::new();
-        let start = |start: Start| {
-            tasks.spawn(watched(name, start(&stop.0), failure.clone(), stop.0.clone()));
+        let spawn = |start: Start| {
+            tasks.spawn(run_task(name, start(&stop.0), failure.clone(), stop.0.clone()));
         };
-        backgrounds.into_iter().for_each(start);
+        backgrounds.into_iter().for_each(spawn);
         let work = async {
             for gate in gates {
                 gate.opened().await;
             }
-            workers.into_iter().for_each(start);
+            workers.into_iter().for_each(spawn);
             running.open();
+            // Only a failure or the stop ends the wait below.
             std::future::pending().await
         };
         stop.0.unless_stopped(failure.reported().or(work)).await;
@@ -606,8 +615,9 @@ impl Controller {
     }
 }
 
-/// Runs `work` and reports its end, unless that comes after the stop.
-async fn watched(name: &'static str, work: Work, failure: Failure, stop: StopToken) {
+/// Runs `work`, a task of the controller `name`, and reports its end or panic as the `failure`,
+/// unless that comes after the stop.
+async fn run_task(name: &'static str, work: Work, failure: Failure, stop: StopToken) {
     let ended = catch_panic(name, work).await;
     if !stop.is_stopped() {
         let how = if ended.is_some() { "ended" } else { "panicked" };

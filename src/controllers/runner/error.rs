@@ -69,7 +69,7 @@ impl Error {
         Error::While { doing: doing.into(), cause: Box::new(cause.into()) }
     }
 
-    /// All of `errors` as one: `None` without any, the error itself if it is the only one.
+    /// Joins `errors` into one error: `None` without any, the error itself if it is the only one.
     pub fn many(mut errors: Vec<Error>) -> Option<Error> {
         match errors.len() {
             0 | 1 => errors.pop(),
@@ -77,8 +77,8 @@ impl Error {
         }
     }
 
-    /// The API's error, also inside of `Terminal` and `While`; `None` for any other error, and for
-    /// `Many`.
+    /// Returns the API's error, also inside of `Terminal` and `While`; `None` for any other error,
+    /// and for `Many`.
     pub fn api(&self) -> Option<&client::Error> {
         match self {
             Error::Api(error) => Some(error),
@@ -105,7 +105,8 @@ impl Error {
         }
     }
 
-    /// Whether one of its errors is of the API server and [may pass](client::Error::may_pass).
+    /// Returns whether one of its errors is the API server's and [may
+    /// pass](client::Error::may_pass): then a later retry may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
             Error::Api(error) => error.may_pass(),
@@ -115,6 +116,8 @@ impl Error {
         }
     }
 
+    /// Returns whether it is [`Error::Terminal`], perhaps with steps around it: the key is not
+    /// retried. Not so in `Many`, whose other errors may need a retry.
     pub(super) fn is_terminal(&self) -> bool {
         match self {
             Error::Terminal(_) => true,
@@ -135,7 +138,8 @@ impl Error {
         })
     }
 
-    /// Returns the shortest wait of an error that is [`Error::Wait`] and nothing else.
+    /// Returns the shortest wait of an error that is [`Error::Wait`] and nothing else; `None` for
+    /// any other error.
     pub fn wait(&self) -> Option<Duration> {
         match self {
             Error::Wait { after, .. } => Some(*after),
@@ -148,7 +152,8 @@ impl Error {
         }
     }
 
-    /// Whether each of its errors is `like` that.
+    /// Returns whether `like` holds for each of its errors, inside of `While`, `Terminal` and
+    /// `Many`.
     fn is_each(&self, like: fn(&Error) -> bool) -> bool {
         match self {
             Error::While { cause, .. } | Error::Terminal(cause) => cause.is_each(like),

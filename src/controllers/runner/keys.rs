@@ -8,13 +8,13 @@ use super::{Change, Mapper, Queue};
 use crate::cache::Lister;
 use crate::objects::{Meta, Object, ObjectKey, OwnerReference, Resource, Selector, SelectorError};
 
-/// Each change, resyncs included, queues the key of the object itself.
+/// Returns a mapper that queues the key of each changed object itself, resyncs included.
 pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
     |change, queue| queue.add(change.object().meta().key())
 }
 
-/// Additions, updates and resyncs of objects that pass `filter` queue the object's own key;
-/// deletions never do. An update is judged by its new state alone.
+/// Returns a mapper that queues the key of an object that passes `filter`, at additions, updates and
+/// resyncs, and never at deletions. An update is judged by its new state alone.
 pub fn of_current<T: Object>(
     filter: impl Fn(&T) -> bool + Send + 'static,
 ) -> impl Mapper<T, ObjectKey> {
@@ -25,10 +25,10 @@ pub fn of_current<T: Object>(
     }
 }
 
-/// A change of a dependent queues the object of kind `O` that controls it, if `owners` has exactly
-/// that one: kind, name and uid agree. When the controller reference changes, the old owner is
-/// queued too. Resyncs queue no owner. Upstream: `addPod`, `updatePod` and `deletePod` of the
-/// workload controllers.
+/// Makes the mapper that queues the owner of a changed dependent: the object of kind `O` that
+/// controls it, if `owners` has exactly that one: kind, name and uid agree. When the controller
+/// reference changes, the old owner is queued too. Resyncs queue no owner. Upstream: `addPod`,
+/// `updatePod` and `deletePod` of the workload controllers.
 ///
 /// Build it with [`OfController::mapper`].
 ///
@@ -43,7 +43,7 @@ pub fn of_controller<T: Object, O: Object + Resource>(owners: &Lister<O>) -> OfC
     OfController::new(Box::new(owners.clone()))
 }
 
-/// Finds owners.
+/// A cache of owners: a [`Lister`], or in tests a list.
 trait Owners<O>: Send {
     fn get(&self, key: &ObjectKey) -> Option<Arc<O>>;
     fn in_namespace(&self, namespace: &str) -> Vec<Arc<O>>;
@@ -60,7 +60,7 @@ impl<O: Object> Owners<O> for Lister<O> {
 }
 
 type SelectorOf<O> = Box<dyn Fn(&O) -> Result<Selector, SelectorError> + Send>;
-type Again<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
+type RequeueAfter<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
 type Unowned<T, O> = Box<dyn Fn(&T, Option<&O>) + Send>;
 
 /// Gets each change of a dependent before its owner is queued: so expectations are lowered when the
@@ -89,13 +89,14 @@ pub struct OfController<T, O> {
     owners: Box<dyn Owners<O>>,
     selector: Option<SelectorOf<O>>,
     observers: Vec<Arc<dyn Observer>>,
-    requeue_after: Option<Again<T, O>>,
+    requeue_after: Option<RequeueAfter<T, O>>,
     unowned: Option<Unowned<T, O>>,
     delay: Duration,
 }
 
-/// The owner that `reference`, of an object in `namespace`, names: its kind is `O` and its uid is
-/// that of the reference. `None` if the cache has no such object, or another one of that name.
+/// Returns the owner that `reference`, of an object in `namespace`, names: its kind is `O` and its
+/// uid is that of the reference. `None` if the cache has no such object, or another one of that
+/// name.
 /// Upstream: `resolveControllerRef`.
 pub fn resolve<O: Object + Resource>(
     owners: &Lister<O>,
@@ -125,9 +126,9 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         OfController { owners, selector, observers, requeue_after, unowned, delay: Duration::ZERO }
     }
 
-    /// A dependent without a controller queues the owners of its namespace that select its labels,
-    /// when it appears and when its labels or its owner change. A selector that is empty or
-    /// malformed selects nothing.
+    /// Also queues, for a dependent without a controller, the owners of its namespace that select
+    /// its labels: when it appears and when its labels or its owner change. A selector that is
+    /// empty or malformed selects nothing.
     pub fn or_matching_orphans(
         mut self,
         selector: impl Fn(&O) -> Result<Selector, SelectorError> + Send + 'static,
@@ -168,6 +169,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self
     }
 
+    /// Returns the owner that controls `dependent`, if the cache has it.
     fn owner(&self, dependent: &T) -> Option<Arc<O>> {
         let meta = dependent.meta();
         resolve_in(&*self.owners, &meta.namespace, meta.controller()?)
@@ -189,6 +191,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
+    /// Calls the function of [`OfController::unowned`], if there is one.
     fn report_unowned(&self, dependent: &T, owner: Option<&O>) {
         if let Some(unowned) = &self.unowned {
             unowned(dependent, owner);
@@ -199,8 +202,10 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
     /// Upstream: `addPod` of the controllers of pods.
     fn handle_added(&self, new: &T, initial: bool, queue: &Queue) {
         if new.meta().is_being_deleted() {
-            // After a restart of the manager, or while no watch was open. Its owner may wait for
-            // its creation only in the second case. Upstream counts it in neither, and waits on.
+            // The cache never had it before its deletion began: the manager was restarted
+            // (`initial`), or no watch was open for a time. Only in the second case may its owner
+            // still expect its creation. Upstream counts the creation in neither case, so there the
+            // owner waits until the expectation expires.
             if !initial && let Some(owner) = self.owner(new) {
                 self.observe(&owner, new, DependentEvent::Created);
             }
@@ -220,6 +225,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
     /// Upstream: `updatePod`.
     fn handle_updated(&self, old: &T, new: &T, queue: &Queue) {
         let (was, is) = (old.meta(), new.meta());
+        // A relist, which changes nothing.
         if was.resource_version == is.resource_version {
             return;
         }
@@ -255,7 +261,8 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         }
     }
 
-    /// Upstream: `deletePod`.
+    /// Handles a dependent that is deleted or being deleted, as `event` says: passes it to the
+    /// observers and queues its owner. Upstream: `deletePod`.
     fn handle_deleted(&self, last: &T, event: DependentEvent, queue: &Queue) {
         let owner = self.owner(last);
         self.report_unowned(last, owner.as_deref());

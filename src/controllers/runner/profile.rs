@@ -35,7 +35,7 @@ impl Profile {
 }
 
 impl Workers {
-    /// The number with these options; at least 1.
+    /// Returns the number of workers with these options; at least 1.
     pub fn resolve(self, options: &Options) -> usize {
         match self {
             Workers::Fixed(count) => count.get(),

@@ -98,7 +98,7 @@ struct Shared<K> {
 struct Outcomes {
     syncs: Syncs,
     clock: SharedClock,
-    /// `None`: no end.
+    /// `None`: keys are retried without end.
     max_retries: Option<u32>,
     retry_level: log::Level,
 }
@@ -190,7 +190,7 @@ impl Syncs {
         self.micros.fetch_add(took.as_micros() as u64, Ordering::Relaxed);
     }
 
-    fn failed(&self, key: &dyn Display, error: String, at: Timestamp) {
+    fn record_failure(&self, key: &dyn Display, error: String, at: Timestamp) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         *self.last_error.lock() = Some(LastError { key: key.to_string(), error, at });
     }
@@ -252,7 +252,7 @@ impl<K: Key> Queue<K> {
         self.inner().add_rate_limited(key);
     }
 
-    /// How often `key` failed in a row, as the limiter counts. Upstream: `NumRequeues`.
+    /// Returns how often `key` failed in a row, as the limiter counts. Upstream: `NumRequeues`.
     pub fn retries(&self, key: &K) -> u32 {
         self.inner().num_requeues(key)
     }
@@ -270,7 +270,8 @@ impl<K: Key> Queue<K> {
         self.inner().shut_down();
     }
 
-    /// Works as one worker: takes keys until the queue is shut down.
+    /// Works as one worker of `controller`: takes keys from the queue and calls `sync` with each,
+    /// until the queue is shut down. After each sync it forgets or retries the key.
     pub(super) async fn work(self, controller: &'static str, sync: BoxSync<K>, stop: StopToken) {
         while let Some(key) = self.inner().get().await {
             let mut rest = Duration::ZERO;
@@ -295,10 +296,11 @@ impl<K: Key> Queue<K> {
         }
     }
 
-    /// Forgets or retries `key`, depending on `result`. `None`: the sync panicked.
+    /// Forgets or retries `key`, depending on the `result` of its sync. `None`: the sync panicked.
     fn settle(&self, controller: &str, key: &K, result: Option<SyncResult>) {
         let Shared { queue, stale, .. } = &*self.shared;
-        let end = self.shared.outcomes.end(controller, key, result, &|| queue.num_requeues(key));
+        let retries = || queue.num_requeues(key);
+        let end = self.shared.outcomes.record_result(controller, key, result, &retries);
         if !matches!(end, End::Stale) {
             stale.forget(key);
         }
@@ -313,8 +315,8 @@ impl<K: Key> Queue<K> {
                 queue.forget(key);
                 queue.retry_after(key.clone(), OUTAGE_PAUSE);
             }
-            // Without the shared bucket: after a storm of writes the wait for its next token may be
-            // long.
+            // Without the limiter's token bucket, which all keys share: after a storm of writes the
+            // wait for its next token may be long.
             End::Stale => queue.retry_after(key.clone(), stale.when(key)),
         }
     }
@@ -368,7 +370,7 @@ impl Outcomes {
 
     /// Logs and counts the result of a sync of `key`, and returns what happens to the key, which
     /// has been retried `retries` times. Compiled once for all types of keys.
-    fn end(
+    fn record_result(
         &self,
         controller: &str,
         key: &dyn Display,
@@ -380,7 +382,7 @@ impl Outcomes {
             Some(Ok(Next::After(delay))) => return End::After(delay),
             Some(Ok(Next::Backoff)) => return End::Backoff,
             None => {
-                self.syncs.failed(key, "panic".into(), self.clock.now());
+                self.syncs.record_failure(key, "panic".into(), self.clock.now());
                 return End::Backoff;
             }
             Some(Err(error)) => error,
@@ -392,7 +394,7 @@ impl Outcomes {
         let (is_stale, chain) = (error.is_stale(), Chain(&error));
         // A cache lags behind in every healthy start.
         if !is_stale {
-            self.syncs.failed(key, chain.to_string(), self.clock.now());
+            self.syncs.record_failure(key, chain.to_string(), self.clock.now());
         }
         if error.is_terminal() {
             log::error!("{controller}: Error syncing {key}, not retried: {chain}");
@@ -432,7 +434,7 @@ fn rest_after(
     }
 }
 
-/// The result of a sync, for the trace.
+/// Returns the result of a sync as a text for the trace.
 fn describe(result: &Option<SyncResult>) -> String {
     match result {
         None => "panic".into(),
@@ -443,14 +445,14 @@ fn describe(result: &Option<SyncResult>) -> String {
     }
 }
 
-/// The log level of a failure that is retried.
+/// Returns the log level of a failure that is retried: `level`, or debug if it is expected.
 fn retry_log_level(error: &Error, level: log::Level) -> log::Level {
     if error.is_expected() { log::Level::Debug } else { level }
 }
 
 pub(super) type BoxSync<K> = Arc<dyn Fn(K) -> BoxFuture<'static, SyncResult> + Send + Sync>;
 
-/// The output of `work`, or `None` after a panic, which is logged and counted.
+/// Returns the output of `work`, or `None` after a panic, which is logged and counted.
 pub(super) async fn catch_panic<T>(controller: &str, work: impl Future<Output = T>) -> Option<T> {
     let output = task::caught(work).await;
     if let Err(panic) = &output {
@@ -460,7 +462,8 @@ pub(super) async fn catch_panic<T>(controller: &str, work: impl Future<Output = 
     output.ok()
 }
 
-/// Logs the end of a job that belongs to no key.
+/// Logs the failure of a periodic job, which has no key. `None`: it panicked, which
+/// [`catch_panic`] has logged.
 pub(super) fn log_job(controller: &str, result: Option<Result<(), Error>>) {
     if let Some(Err(error)) = result {
         let level = retry_log_level(&error, log::Level::Error);

@@ -57,15 +57,15 @@ impl Monitors {
         }
     }
 
-    /// Counts failures as well.
+    /// Counts each failure that is logged in `counter` as well.
     pub fn counting_errors(self, counter: IntCounter) -> Monitors {
         Monitors { errors: Some(counter), ..self }
     }
 
-    /// Starts and ends monitors as discovery changes, as long as the controller runs. `monitor`
-    /// makes the handler of a resource that appears. The workers start when the handlers have seen
-    /// the first lists, or some lists take too long.
-    pub fn follow<F>(mut self, c: &mut Controller, monitor: F)
+    /// Starts and ends monitors as discovery changes, as long as the controller runs.
+    /// `make_handler` makes the handler of a resource that appears. The workers start when the
+    /// handlers have seen the first lists, or some lists take too long.
+    pub fn follow<F>(mut self, c: &mut Controller, make_handler: F)
     where
         F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler> + Send + Sync + 'static,
     {
@@ -73,8 +73,8 @@ impl Monitors {
         c.ready_when(&ready);
         c.background(move |stop| async move {
             while !stop.is_stopped() {
-                if self.update(&stop, &monitor).await {
-                    self.wait(&stop).await;
+                if self.update(&stop, &make_handler).await {
+                    self.wait_for_sync(&stop).await;
                     ready.open();
                 }
                 stop.unless_stopped(self.clock.sleep(PERIOD)).await;
@@ -82,13 +82,14 @@ impl Monitors {
         });
     }
 
+    /// Logs a failure, and counts it with [`Monitors::counting_errors`].
     fn warn(&self, what: &str) {
         log::warn!("{}: {what}", self.name);
         self.errors.iter().for_each(IntCounter::inc);
     }
 
     /// Waits until all monitors have synced, no longer than [`PATIENCE`].
-    async fn wait(&self, stop: &StopToken) {
+    async fn wait_for_sync(&self, stop: &StopToken) {
         let synced = async {
             for monitored in &self.running {
                 monitored.registration.synced().await;
@@ -106,7 +107,7 @@ impl Monitors {
 
     /// Starts the monitors of resources that are new in discovery, and ends those of resources that
     /// are served no longer. Returns whether anything changed. Upstream: `SyncMonitors`.
-    async fn update<F>(&mut self, stop: &StopToken, monitor: &F) -> bool
+    async fn update<F>(&mut self, stop: &StopToken, make_handler: &F) -> bool
     where
         F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler>,
     {
@@ -124,7 +125,8 @@ impl Monitors {
             self.warn("no resources reported by discovery");
             return false;
         }
-        // Discovery of the group failed: its resources that have synced stay.
+        // A monitor is removed if its resource is not wanted any more. If discovery of its group
+        // failed, this is not known, so it stays if it has synced.
         let is_removed = |monitored: &mut Monitored| {
             let known = monitored.resource();
             let failed = || found.failures.contains_key(&known.api_version());
@@ -138,6 +140,7 @@ impl Monitors {
         if removed.is_empty() && added.is_empty() {
             return false;
         }
+        // The client's own copy of discovery lacks the change.
         self.client.reset_discovery();
         for monitored in removed {
             log::info!("{}: {} is served no longer", self.name, monitored.resource());
@@ -147,7 +150,7 @@ impl Monitors {
         self.running.reserve_exact(added.len());
         for resource in added {
             let informer = self.caches.informer(resource);
-            let handler = monitor(resource, &informer);
+            let handler = make_handler(resource, &informer);
             let registration = informer.add_metadata_handler(self.name, handler);
             self.running.push(Monitored { informer, registration });
         }

@@ -47,7 +47,7 @@ impl Storm {
 }
 
 impl Bucket {
-    /// The tokens at `now`, with those that have come since the last sync.
+    /// Returns the tokens at `now`, with those that have come since the last sync.
     fn tokens_at(&self, now: Duration) -> f64 {
         let grown = now.saturating_sub(self.at).as_secs_f64() * RATE;
         (self.tokens + grown).min(BURST)

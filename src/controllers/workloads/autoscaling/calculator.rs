@@ -100,17 +100,18 @@ impl<'a> Calculator<'a> {
         let groups = self.prepare(&mut metrics, Some(resource))?;
         let requests = self.requests(container, resource)?;
         let measure = |metrics: &PodMetrics| utilization(metrics, &requests, target);
-        // A pod without metrics counts with its request, or with the target if that is higher.
-        let full =
+        // When scaling down, a pod without metrics counts with its request, or with the target if
+        // that is higher.
+        let assumed =
             |pod: &str| requests.get(pod).copied().unwrap_or(0) * i128::from(target.max(100)) / 100;
         let (ratio, percent, usage) = measure(&metrics)?;
         let measure = |metrics: &PodMetrics| measure(metrics).map(|(ratio, ..)| ratio);
-        let replicas = self.decide(metrics, &groups, current, ratio, full, measure)?;
+        let replicas = self.decide(metrics, &groups, current, ratio, assumed, measure)?;
         Ok(Proposal { replicas, usage, utilization: Some(percent) })
     }
 
-    /// Computes the replicas for an average of `target` thousandths. `resource`: the resource, for
-    /// metrics of resources.
+    /// Computes the replicas for an average of `target` thousandths for each pod. `resource`: the
+    /// resource that was measured; `None` for a custom metric.
     /// Upstream: `calcPlainMetricReplicas`.
     pub fn by_average(
         &self,
@@ -150,7 +151,8 @@ impl<'a> Calculator<'a> {
         Ok(Proposal { replicas, usage: saturated(usage), utilization: None })
     }
 
-    /// Sorts the pods into [`Groups`], and drops the metrics of pods that do not count.
+    /// Sorts the pods into [`Groups`], and drops the metrics of pods that do not count. `Err` has
+    /// the reason if there are no pods or no metrics.
     fn prepare(
         &self,
         metrics: &mut PodMetrics,
@@ -168,7 +170,7 @@ impl<'a> Calculator<'a> {
         Ok(groups)
     }
 
-    /// Sorts the pods by what their metrics mean for the average. Upstream: `groupPods`.
+    /// Groups the pods by whether their metrics count. Upstream: `groupPods`.
     fn group_pods(&self, metrics: &PodMetrics, resource: Option<&str>) -> Groups<'a> {
         let mut groups = Groups::default();
         for pod in self.pods {
@@ -192,8 +194,9 @@ impl<'a> Calculator<'a> {
         groups
     }
 
-    /// Returns whether the CPU usage is from the pod's start and does not count.
+    /// Returns whether the CPU usage `metric` is from the pod's start and does not count.
     fn is_starting(&self, pod: &Pod, metric: &PodMetric) -> bool {
+        // Without a Ready condition or a start time the pod has hardly begun.
         let (Some(_), Some(started)) = (pod.status.is_ready, pod.status.start_time) else {
             return true;
         };
@@ -207,10 +210,11 @@ impl<'a> Calculator<'a> {
         is_false && started + self.startup.readiness_delay > since
     }
 
-    /// Returns the request of each pod.
+    /// Returns the request of each pod for `resource`, in thousandths, by the pod's name: of
+    /// `container` or, if that is empty, of the whole pod. `Err` names the first pod without one.
     /// Upstream: `calculateRequests`.
     fn requests(&self, container: &str, resource: &str) -> Result<HashMap<&'a str, i128>, String> {
-        let of = |pod: &'a Arc<Pod>| {
+        let named_request = |pod: &'a Arc<Pod>| {
             let as_a_whole = self.pod_level_resources
                 && !pod.spec.shape.requests.is_empty()
                 && container.is_empty();
@@ -220,19 +224,20 @@ impl<'a> Calculator<'a> {
             };
             Ok((&*pod.meta.name, request?))
         };
-        self.pods.iter().map(of).collect()
+        self.pods.iter().map(named_request).collect()
     }
 
-    /// Decides on the number of replicas for `ratio`. Where pods have no metrics, or are unready
-    /// while there are too few, the ratio is `measure`d again with what they use at least or at
-    /// most.
+    /// Decides on the number of replicas for `ratio`, the usage divided by the target. If pods have
+    /// no metrics, or are unready while the ratio is above 1, it calls `measure` for a new ratio
+    /// with a usage assumed for them: 0 when scaling up, `assumed` when scaling down. If the new
+    /// ratio would reverse the direction, the size stays.
     fn decide(
         &self,
         mut metrics: PodMetrics,
         groups: &Groups<'_>,
         current: i32,
         ratio: f64,
-        full: impl Fn(&str) -> i128,
+        assumed: impl Fn(&str) -> i128,
         measure: impl Fn(&PodMetrics) -> Result<f64, String>,
     ) -> Result<i32, String> {
         let counts_unready = !groups.unready.is_empty() && ratio > 1.0;
@@ -248,7 +253,7 @@ impl<'a> Calculator<'a> {
         };
         for pod in &groups.missing {
             if ratio < 1.0 {
-                assume(pod, full(pod));
+                assume(pod, assumed(pod));
             } else if ratio > 1.0 {
                 assume(pod, 0);
             }
@@ -268,8 +273,9 @@ impl<'a> Calculator<'a> {
     }
 }
 
-/// Computes the replicas for `target` thousandths each, and the average over the replicas that
-/// exist, or the whole `usage` where none does. `usage`: the sum of all.
+/// Computes how many replicas share `usage`, the whole value of a metric, with `target` thousandths
+/// each. The usage of the proposal is the average over the replicas that exist; without replicas it
+/// is the whole `usage`.
 /// Upstream: `GetObjectPerPodMetricReplicas`, `GetExternalPerPodMetricReplicas`.
 pub(super) fn by_share(
     usage: i128,
@@ -287,17 +293,17 @@ pub(super) fn by_share(
     Proposal { replicas, usage: average, utilization: None }
 }
 
-/// Rounded up; at most the largest `i32`.
+/// Rounds `replicas` up; returns at most the largest `i32`.
 fn ceil(replicas: f64) -> i32 {
     replicas.ceil() as i32
 }
 
-/// A number of pods as a divisor.
+/// Returns a number of pods as a divisor, which is never 0.
 fn at_least_one(len: usize) -> i128 {
     len.max(1) as i128
 }
 
-/// The nearest number of 64 bits.
+/// Returns the nearest number of 64 bits.
 fn saturated(number: i128) -> i64 {
     number.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
@@ -329,7 +335,7 @@ fn utilization(
     Ok((f64::from(percent) / f64::from(target), percent, saturated(used / at_least_one(pods))))
 }
 
-/// The request of the whole pod, in thousandths. Upstream: `calculatePodLevelRequests`.
+/// Returns the request of the whole pod, in thousandths. Upstream: `calculatePodLevelRequests`.
 fn pod_level_request(pod: &Pod, resource: &str) -> Result<i128, String> {
     let request = pod.spec.shape.requests.get(resource);
     request

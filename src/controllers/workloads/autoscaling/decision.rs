@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::monitor::Action;
 use super::normalize::{History, Normalized, ReplicaBounds, TOO_FEW};
-use super::scaling_mode::{BELOW_MIN, ScaleToZero, ScalingMode, lifted};
+use super::scaling_mode::{BELOW_MIN, ScaleToZero, ScalingMode, raise_from_zero};
 use super::sources::{Computed, Failed};
 use super::status::{
     ABLE_TO_SCALE, SCALED_TO_ZERO, SCALING_ACTIVE, SCALING_LIMITED, remove_condition, set_condition,
@@ -60,7 +60,7 @@ impl Scaling {
         Scaling { current, min, max, zero }
     }
 
-    /// Whether the metrics decide, or a bound does.
+    /// Returns how the size of the target is decided: by the metrics, by a bound, or not at all.
     pub fn mode(self) -> ScalingMode {
         ScalingMode::decide(self.current, self.min, self.max, self.zero)
     }
@@ -95,6 +95,7 @@ pub(super) struct Reconcile<'a> {
 }
 
 impl Reconcile<'_> {
+    /// Sets the condition `kind` in the new status; `condition`: its status, reason and message.
     pub fn set_condition(
         &mut self,
         kind: &str,
@@ -104,6 +105,7 @@ impl Reconcile<'_> {
         set_condition(&mut self.status, kind, condition, self.observed_generation, now);
     }
 
+    /// Sets the counts, the metrics and the observed generation in the new status.
     /// Upstream: `setStatus`.
     pub fn set_counts(&mut self, current: i32, desired: i32, metrics: Vec<Value>) {
         self.status.observed_generation = self.observed_generation;
@@ -112,8 +114,9 @@ impl Reconcile<'_> {
         self.status.current_metrics = metrics;
     }
 
-    /// Returns the highest proposal of the metrics' results, and sets its condition. A metric that
-    /// cannot be read might propose more than the others, so then there is no scaling down.
+    /// Returns the highest proposal of the metrics' results, and sets the condition ScalingActive.
+    /// A metric that cannot be read might propose more than the others, so then there is no scaling
+    /// down.
     ///
     /// # Errors
     /// All failures in one line, with the statuses of the metrics: nothing may be proposed.
@@ -124,7 +127,7 @@ impl Reconcile<'_> {
         now: Timestamp,
     ) -> Result<Proposed, (String, Vec<Value>)> {
         let (all, mut failures) = (results.len(), 0);
-        let mut first: Option<Failed> = None;
+        let mut first_failure: Option<Failed> = None;
         let mut proposed = Proposed::default();
         for result in results {
             match result {
@@ -135,13 +138,14 @@ impl Reconcile<'_> {
                     }
                 }
                 Err(failed) => {
+                    // Upstream writes an empty status in its place.
                     proposed.statuses.push(json!({ "type": "" }));
                     failures += 1;
-                    first.get_or_insert(failed);
+                    first_failure.get_or_insert(failed);
                 }
             }
         }
-        if let Some(Failed { reason, cause, error, .. }) = first {
+        if let Some(Failed { reason, cause, error, .. }) = first_failure {
             let error = format!(
                 "invalid metrics ({failures} invalid out of {all}), first error is: {error}"
             );
@@ -161,8 +165,8 @@ impl Reconcile<'_> {
         Ok(proposed)
     }
 
-    /// Decides on the size of the target, and sets the conditions about that. `proposed` counts
-    /// only in the mode that follows the metrics.
+    /// Decides on the size of the target, and sets the conditions about the decision. `proposed`
+    /// counts only in the mode that follows the metrics.
     pub fn decide(
         &mut self,
         scaling: Scaling,
@@ -190,14 +194,15 @@ impl Reconcile<'_> {
                 let Normalized { desired: normalized, able, limited } =
                     recent.history.normalize(bounds, behavior, recent.window, recent.moment);
                 let limited = match limited {
-                    (is, TOO_FEW, _) if self.autoscaler.min_replicas() < min => {
-                        (is, TOO_FEW, ZERO_NEEDS_GATE)
+                    // The spec allows zero replicas, but the gate is off.
+                    (is_limited, TOO_FEW, _) if self.autoscaler.min_replicas() < min => {
+                        (is_limited, TOO_FEW, ZERO_NEEDS_GATE)
                     }
                     other => other,
                 };
                 self.set_condition(ABLE_TO_SCALE, able, now);
                 self.set_condition(SCALING_LIMITED, limited, now);
-                let desired = lifted(current, normalized, min, zero);
+                let desired = raise_from_zero(current, normalized, min, zero);
                 let reason = match wanted {
                     more if more > current => format!("{name} above target"),
                     less if less < current => "All metrics below target".to_owned(),
@@ -209,8 +214,9 @@ impl Reconcile<'_> {
         }
     }
 
-    /// Records that the target has `desired` replicas now.
-    pub fn rescaled(&mut self, scaling: Scaling, desired: i32, now: Timestamp) {
+    /// Records in the new status that the target has `desired` replicas now: in the conditions, the
+    /// action and the time of the last scaling.
+    pub fn record_rescale(&mut self, scaling: Scaling, desired: i32, now: Timestamp) {
         let Scaling { current, min, zero, .. } = scaling;
         let message =
             format!("the HPA controller was able to update the target scale to {desired}");
@@ -388,7 +394,7 @@ mod tests {
             let (mut of, key) = (autoscaler(true, false), ObjectKey::new("ns", "web"));
             of.spec.min_replicas = Some(min);
             let mut subject = reconcile(&of, &key);
-            subject.rescaled(Scaling::new(&of, current, is_enabled), desired, NOW);
+            subject.record_rescale(Scaling::new(&of, current, is_enabled), desired, NOW);
             assert_eq!((subject.action, subject.status.last_scale_time), (action, Some(NOW)));
             let mut expected = vec![(ABLE_TO_SCALE.to_owned(), "SucceededRescale".to_owned())];
             if !reason.is_empty() {

@@ -98,14 +98,14 @@ struct Version {
 }
 
 impl OfPod {
-    /// The usage of one container or, if it is not named, of all. In thousandths; `None` when a
-    /// container lacks the resource.
+    /// Returns the usage of one container or, if `container` is empty, of all. In thousandths;
+    /// `None` when a container lacks the resource.
     fn value(&self, resource: &str, container: &str) -> Option<i128> {
-        let of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value().into());
+        let usage_of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value().into());
         if !container.is_empty() {
-            return of(self.containers.iter().find(|found| found.name == container)?);
+            return usage_of(self.containers.iter().find(|found| found.name == container)?);
         }
-        let values: Option<Vec<i128>> = self.containers.iter().map(of).collect();
+        let values: Option<Vec<i128>> = self.containers.iter().map(usage_of).collect();
         let values = values.filter(|values| !values.is_empty())?;
         Some(values.into_iter().sum())
     }
@@ -119,8 +119,8 @@ impl MetricValue {
     }
 }
 
-/// An absent time is the oldest possible.
-fn time(timestamp: Option<Timestamp>) -> Timestamp {
+/// Returns `timestamp`, or the oldest possible time if it is absent.
+fn or_oldest(timestamp: Option<Timestamp>) -> Timestamp {
     timestamp.unwrap_or(Timestamp::from_secs(0))
 }
 
@@ -146,7 +146,7 @@ impl MetricsApi {
         let metric = |pod: OfPod| {
             let value = pod.value(resource, container)?;
             let window = parse_duration(&pod.window).unwrap_or_default();
-            let metric = PodMetric { value, timestamp: time(pod.timestamp), window };
+            let metric = PodMetric { value, timestamp: or_oldest(pod.timestamp), window };
             Some((pod.metadata.name.into(), metric))
         };
         Ok(found.items.into_iter().filter_map(metric).collect())
@@ -174,7 +174,7 @@ impl MetricsApi {
         }
         let metric = |found: MetricValue| {
             let window = found.window();
-            let timestamp = time(found.timestamp);
+            let timestamp = or_oldest(found.timestamp);
             let metric = PodMetric { value: found.value.milli_value().into(), timestamp, window };
             (found.described_object.name.into(), metric)
         };
@@ -266,8 +266,8 @@ impl MetricsApi {
         Ok(found.items.iter().map(|found| found.value.milli_value()).collect())
     }
 
-    /// Reads custom metrics in the version that the server has. `path`: what it adds to the path of
-    /// the group version.
+    /// Reads custom metrics in the version that the server has. `path` completes the path of the
+    /// group version; `what` names the resource in errors.
     async fn fetch_custom(
         &self,
         path: impl FnOnce(ApiPath) -> client::Result<ApiPath>,
@@ -303,7 +303,7 @@ impl MetricsApi {
         Ok(version)
     }
 
-    /// Sends a GET of a path, with selectors as parameters. `what`: names the resource in errors.
+    /// Sends a GET of `path`, with the selectors as parameters. `what` names the resource in errors.
     async fn fetch<T: DeserializeOwned>(
         &self,
         path: client::Result<ApiPath>,
@@ -321,7 +321,8 @@ impl MetricsApi {
     }
 }
 
-/// The version that the server prefers, if this build can read it, else the first that it can.
+/// Returns the version that the server prefers, if this build can read it, else the first that it
+/// can read.
 fn known_version(group: &Group) -> Option<&'static str> {
     let preferred = std::iter::once(&group.preferred_version);
     for version in preferred.chain(&group.versions) {
@@ -336,8 +337,9 @@ fn unable_to_fetch(api: &str, error: &str) -> String {
     format!("unable to fetch metrics from {api} metrics API: {error}")
 }
 
-/// Returns the text of an error in client-go's words, which are also its own for answers without a
-/// Status. `what`: the resource, and the name of the object; empty for a path.
+/// Returns the text of an error in client-go's words. For an answer that carries no Status these
+/// depend on the HTTP code, `verb` and `what`: the resource, and the name of the object; empty for a
+/// path.
 /// Upstream: `Request.transformResponse`.
 pub(super) fn error_text(error: &Error, verb: &str, what: &str) -> String {
     let Some(Failure { code, body, status, .. }) = error.failure() else {

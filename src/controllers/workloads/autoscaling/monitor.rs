@@ -91,6 +91,7 @@ pub(super) fn observe_reconciliation(action: Action, fault: Fault, took: Duratio
 
 /// Counts the computation of one metric's proposal and its duration.
 pub(super) fn observe_computation(action: Action, fault: Fault, metric_type: &str, took: Duration) {
+    // A computation that failed proposes no action.
     let action = if fault == Fault::None { action } else { Action::None };
     let labels = [action.label(), fault.label(), metric_type];
     COMPUTATIONS.with_label_values(&labels).inc();

@@ -94,7 +94,7 @@ const BELOW_MIN: (&str, &str) =
     (TOO_FEW, "the desired replica count is less than the minimum replica count");
 
 impl History {
-    /// The number of replicas at the first sync counts as a recommendation.
+    /// Records the number of replicas at the first sync as a recommendation; later calls do nothing.
     pub fn start(&mut self, current: i32, now: Duration) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Recommendation { replicas: current, at: now });
@@ -113,15 +113,15 @@ impl History {
         let (stabilized, verdict, (desired, reason, message)) = match behavior {
             None => {
                 let stabilized = self.stabilize(bounds.desired, window, now);
-                let limited = ReplicaBounds { desired: stabilized, ..bounds }.limited();
+                let limited = ReplicaBounds { desired: stabilized, ..bounds }.limit_by_rate();
                 (stabilized, DOWN_STABILIZED, limited)
             }
             Some(behavior) => {
                 let up = Rules::up(&behavior.scale_up);
                 let down = Rules::down(&behavior.scale_down, window);
                 let stabilized = self.stabilize_both(bounds, up.window, down.window, now);
-                let limited =
-                    self.limited(ReplicaBounds { desired: stabilized, ..bounds }, &up, &down, now);
+                let bounds_now = ReplicaBounds { desired: stabilized, ..bounds };
+                let limited = self.limit_by_policies(bounds_now, &up, &down, now);
                 let verdict =
                     if bounds.desired >= bounds.current { UP_STABILIZED } else { DOWN_STABILIZED };
                 (stabilized, verdict, limited)
@@ -135,7 +135,8 @@ impl History {
         }
     }
 
-    /// The highest recommendation within the window. Upstream: `stabilizeRecommendation`.
+    /// Returns the highest recommendation within the window, `desired` included, and records
+    /// `desired`. Upstream: `stabilizeRecommendation`.
     fn stabilize(&mut self, desired: i32, window: Duration, now: Duration) -> i32 {
         let recent = self.recommendations.iter().filter(|known| known.age(now) <= window);
         let highest = recent.map(|known| known.replicas).fold(desired, i32::max);
@@ -143,8 +144,9 @@ impl History {
         highest
     }
 
-    /// Limits an increase to the lowest recommendation of one window, and a decrease to the highest
-    /// of the other. Upstream: `stabilizeRecommendationWithBehaviors`.
+    /// Limits an increase to the lowest recommendation of the window `up`, and a decrease to the
+    /// highest of the window `down`; records the new one. Upstream:
+    /// `stabilizeRecommendationWithBehaviors`.
     fn stabilize_both(
         &mut self,
         bounds: ReplicaBounds,
@@ -171,8 +173,9 @@ impl History {
         }
     }
 
-    /// Records that the target was scaled. Upstream: `storeScaleEvent`.
-    pub fn scaled(&mut self, behavior: &Behavior, from: i32, to: i32, now: Duration) {
+    /// Records that the target was scaled. The event replaces one that no policy needs any more.
+    /// Upstream: `storeScaleEvent`.
+    pub fn record_scaling(&mut self, behavior: &Behavior, from: i32, to: i32, now: Duration) {
         let (events, rules) = match to > from {
             true => (&mut self.ups, Rules::up(&behavior.scale_up)),
             false => (&mut self.downs, Rules::down(&behavior.scale_down, Duration::ZERO)),
@@ -191,7 +194,13 @@ impl History {
 
     /// Limits a change by the policies of an autoscaler with behavior, and by the bounds.
     /// Upstream: `convertDesiredReplicasWithBehaviorRate`.
-    fn limited(&self, bounds: ReplicaBounds, up: &Rules, down: &Rules, now: Duration) -> Limited {
+    fn limit_by_policies(
+        &self,
+        bounds: ReplicaBounds,
+        up: &Rules,
+        down: &Rules,
+        now: Duration,
+    ) -> Limited {
         let ReplicaBounds { current, desired, min, max } = bounds;
         if desired > current {
             let limit = self.up_limit(current, up, now).max(current);
@@ -211,8 +220,8 @@ impl History {
         (desired, WITHIN_RANGE.0, WITHIN_RANGE.1)
     }
 
-    /// The number of replicas at the beginning of the period of `policy`.
-    fn at_start_of(&self, policy: &ScalingPolicy, current: i32, now: Duration) -> i32 {
+    /// Returns the number of replicas at the beginning of the period of `policy`.
+    fn replicas_at_start_of(&self, policy: &ScalingPolicy, current: i32, now: Duration) -> i32 {
         let period = seconds(policy.period_seconds);
         let changes = |events: &[ScaleEvent]| {
             let recent = events.iter().filter(|event| event.age(now) < period);
@@ -225,7 +234,7 @@ impl History {
     /// Upstream: `calculateScaleUpLimitWithScalingRules`.
     fn up_limit(&self, current: i32, rules: &Rules, now: Duration) -> i32 {
         let limit = |policy: &ScalingPolicy| {
-            let start = self.at_start_of(policy, current, now);
+            let start = self.replicas_at_start_of(policy, current, now);
             match policy.r#type == "Percent" {
                 // Rounded up, so that a small target can grow.
                 true => (f64::from(start) * (1.0 + f64::from(policy.value) / 100.0)).ceil() as i32,
@@ -245,7 +254,7 @@ impl History {
     /// Upstream: `calculateScaleDownLimitWithBehaviors`.
     fn down_limit(&self, current: i32, rules: &Rules, now: Duration) -> i32 {
         let limit = |policy: &ScalingPolicy| {
-            let start = self.at_start_of(policy, current, now);
+            let start = self.replicas_at_start_of(policy, current, now);
             match policy.r#type == "Percent" {
                 true => (f64::from(start) * (1.0 - f64::from(policy.value) / 100.0)) as i32,
                 false => start.saturating_sub(policy.value),
@@ -262,9 +271,10 @@ impl History {
 }
 
 impl ReplicaBounds {
-    /// Limits a change of an autoscaler without behavior: at most twice as many, or four.
+    /// Limits a change of an autoscaler without behavior: to the bounds, and to twice the current
+    /// replicas or four, whichever is more.
     /// Upstream: `convertDesiredReplicasWithRules`.
-    fn limited(self) -> Limited {
+    fn limit_by_rate(self) -> Limited {
         let ReplicaBounds { current, desired, min, max } = self;
         let rate = current.saturating_mul(2).max(4);
         let (most, (reason, message)) =
@@ -295,7 +305,8 @@ enum Select {
 }
 
 impl Rules {
-    /// Upstream: `GenerateHPAScaleUpRules`.
+    /// Returns the rules for scaling up, with the API's defaults. Upstream:
+    /// `GenerateHPAScaleUpRules`.
     fn up(rules: &ScalingRules) -> Rules {
         let policy =
             |kind: &str, value| ScalingPolicy { r#type: kind.into(), value, period_seconds: 15 };
@@ -304,7 +315,8 @@ impl Rules {
         })
     }
 
-    /// Upstream: `GenerateHPAScaleDownRules`.
+    /// Returns the rules for scaling down, with the API's defaults and the stabilization `window`
+    /// of the flag in whole seconds. Upstream: `GenerateHPAScaleDownRules`.
     fn down(rules: &ScalingRules, window: Duration) -> Rules {
         let policy = || ScalingPolicy { r#type: "Percent".into(), value: 100, period_seconds: 15 };
         Rules::with_defaults(rules, Duration::from_secs(window.as_secs()), || vec![policy()])

@@ -138,12 +138,12 @@ impl Autoscaling {
     /// Records that the target has its new size: in conditions, event, history and log.
     fn note_rescale(&self, subject: &mut Reconcile<'_>, scaling: Scaling, decision: &Decision) {
         let Decision { desired, reason } = decision;
-        subject.rescaled(scaling, *desired, self.clock.now());
+        subject.record_rescale(scaling, *desired, self.clock.now());
         let event = format!("New size: {desired}; reason: {reason}");
         self.recorder.normal(subject.autoscaler, "SuccessfulRescale", event);
         if let Some(behavior) = &subject.autoscaler.spec.behavior {
             self.with_history(subject.key, |history, now| {
-                history.scaled(behavior, scaling.current, *desired, now);
+                history.record_scaling(behavior, scaling.current, *desired, now);
             });
         }
         let from = scaling.current;
@@ -241,7 +241,8 @@ impl Autoscaling {
         format!("{doing} {}: {error}", subject.reference).into()
     }
 
-    /// Reads all metrics, and returns their proposal.
+    /// Reads all metrics, and returns their proposal. `Err`: the whole error, and the statuses of
+    /// the metrics.
     /// Upstream: `computeReplicasForMetrics`.
     async fn compute_proposal(
         &self,
@@ -299,7 +300,8 @@ impl Autoscaling {
         results
     }
 
-    /// Returns the pods that a Scale selects, which no other autoscaler may select.
+    /// Returns the pods that a Scale selects by `text`, and the parsed selector. No other autoscaler
+    /// may select one of them.
     /// Upstream: `validateAndParseSelector`.
     fn select_pods(
         &self,
@@ -378,12 +380,12 @@ impl Autoscaling {
             return Ok(());
         }
         let written = self.client.update_status(*autoscaler, status).await;
-        let noted = |written: HorizontalPodAutoscaler| {
+        let record = |written: HorizontalPodAutoscaler| {
             let (uid, version) = (&written.meta.uid, written.meta.resource_version);
             let resource = &HorizontalPodAutoscaler::RESOURCE;
             self.consistency.record_write(subject.key, uid, resource, version);
         };
-        written.map(noted).map_err(|error: client::Error| {
+        written.map(record).map_err(|error: client::Error| {
             let name = &autoscaler.meta.name;
             let what = format!("{} {name}", HorizontalPodAutoscaler::RESOURCE);
             let error = error_text(&error, "put", &what);
@@ -392,7 +394,8 @@ impl Autoscaling {
         })
     }
 
-    /// [`Self::write`], where another error is already returned.
+    /// Writes the status as [`Self::write`] does, and logs a failure: the caller returns another
+    /// error already.
     async fn write_or_log(&self, subject: &Reconcile<'_>) {
         if let Err(error) = self.write(subject).await {
             log::error!("horizontal-pod-autoscaler-controller: {error}");
@@ -400,12 +403,14 @@ impl Autoscaling {
     }
 }
 
-/// The resource's name in errors: upstream's client of Scales serves all groups and names none.
+/// Returns the name of a Scale in errors, without the group: upstream's client of Scales serves all
+/// groups and names none.
 fn scale_name(resource: &ResourceType, name: &str) -> String {
     format!("{} {name}", resource.plural)
 }
 
-/// Upstream: `schema.ParseGroupVersion`.
+/// Returns the group of `api_version`; empty for the core group. Upstream:
+/// `schema.ParseGroupVersion`.
 fn group_of(api_version: &str) -> Result<&str, String> {
     match api_version.split_once('/') {
         None => Ok(""),
@@ -416,7 +421,8 @@ fn group_of(api_version: &str) -> Result<&str, String> {
     }
 }
 
-/// The controller's metrics about one computation.
+/// Returns the labels of one computation in the controller's metrics: the action that its result
+/// proposes for a target of `current` replicas, and the kind of a failure.
 fn outcome(result: &Result<Computed, Failed>, current: i32) -> (Action, Fault) {
     match result {
         Ok(computed) if computed.replicas > current => (Action::ScaleUp, Fault::None),

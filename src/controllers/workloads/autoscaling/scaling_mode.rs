@@ -27,27 +27,30 @@ pub(super) struct ScaleToZero {
 }
 
 impl ScaleToZero {
-    /// The autoscaler itself scaled the target to zero.
-    fn is_own(self) -> bool {
+    /// Returns whether the autoscaler itself scaled the target to zero.
+    fn scaled_by_autoscaler(self) -> bool {
         self.is_enabled && self.was_scaled
     }
 
-    /// The least number of replicas: without the gate nothing would return a target from zero.
+    /// Returns the least number of replicas for `minReplicas`. Without the gate it is at least 1:
+    /// nothing would return a target from zero.
     pub fn least(self, min: i32) -> i32 {
         if self.is_enabled { min } else { min.max(1) }
     }
 
-    /// Whether the condition ScaledToZero is true after a change.
+    /// Returns whether the condition ScaledToZero is true after a change of the replicas.
     pub fn is_reached(self, from: i32, to: i32, min: i32) -> bool {
         from > 0 && to == 0 && min == 0 && self.has_other_metrics
     }
 }
 
 impl ScalingMode {
-    /// Returns what decides the number of replicas of a target that has `current`.
+    /// Returns the mode for a target that has `current` replicas.
     pub fn decide(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
-            0 if zero.is_own() && (min != 0 || zero.has_other_metrics) => ScalingMode::Follow,
+            0 if zero.scaled_by_autoscaler() && (min != 0 || zero.has_other_metrics) => {
+                ScalingMode::Follow
+            }
             // A manager that had the gate has scaled it to zero.
             0 if zero.was_scaled && !zero.is_enabled => {
                 ScalingMode::Set(zero.least(min), BELOW_MIN)
@@ -60,10 +63,10 @@ impl ScalingMode {
     }
 }
 
-/// The number of replicas when the metrics propose `desired`: a target that its autoscaler scaled
-/// to zero gets at least the present minimum.
-pub(super) fn lifted(current: i32, desired: i32, min: i32, zero: ScaleToZero) -> i32 {
-    if current == 0 && zero.is_own() { desired.max(min) } else { desired }
+/// Returns the number of replicas when the metrics propose `desired`: a target that its autoscaler
+/// scaled to zero gets at least the present minimum.
+pub(super) fn raise_from_zero(current: i32, desired: i32, min: i32, zero: ScaleToZero) -> i32 {
+    if current == 0 && zero.scaled_by_autoscaler() { desired.max(min) } else { desired }
 }
 
 #[cfg(test)]
@@ -116,7 +119,11 @@ mod tests {
             (0, 1, 2, zero(false, true, true), 1),
             (3, 1, 2, own, 1),
         ] {
-            assert_eq!(lifted(current, desired, min, zero), replicas, "{current} {desired} {min}");
+            assert_eq!(
+                raise_from_zero(current, desired, min, zero),
+                replicas,
+                "{current} {desired} {min}"
+            );
         }
     }
 

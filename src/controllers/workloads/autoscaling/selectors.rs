@@ -62,7 +62,7 @@ impl Index {
         }
     }
 
-    /// The autoscalers that may select a pod with these labels.
+    /// Returns the autoscalers that may select a pod with these labels.
     fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a ObjectKey> {
         let of_label = |(name, value): (&str, &str)| self.by_label.get(name)?.get(value);
         labels.iter().filter_map(of_label).flatten().chain(&self.without_required_label)
@@ -90,7 +90,7 @@ impl State {
 }
 
 impl Selectors {
-    /// Whether the autoscaler is new.
+    /// Registers an autoscaler, which selects nothing yet, and returns whether it is new.
     pub fn register(&self, key: &ObjectKey) -> bool {
         let mut state = self.0.lock();
         let is_new = !state.selectors.contains_key(key);

@@ -103,7 +103,7 @@ fn without_behavior_a_target_doubles_at_most() {
         (0, 9, 0, 2000, 4, "ScaleUpLimit"),
     ] {
         let bounds = ReplicaBounds { current, desired, min, max };
-        let (found, why, _) = bounds.limited();
+        let (found, why, _) = bounds.limit_by_rate();
         assert_eq!((found, why), (limited, reason), "{bounds:?}");
     }
 }
@@ -160,7 +160,7 @@ fn policies_limit_the_rate() {
         let given = rules(*pods, *percent);
         let (up, down) = (Rules::up(&given), Rules::down(&given, WINDOW));
         let bounds = ReplicaBounds { current: *current, desired: *desired, min: *min, max: *max };
-        let (found, why, _) = history.limited(bounds, &up, &down, NOW);
+        let (found, why, _) = history.limit_by_policies(bounds, &up, &down, NOW);
         assert_eq!((found, why), (*limited, *reason), "{bounds:?} {pods:?} {percent:?}");
     }
 }
@@ -204,8 +204,8 @@ fn the_place_of_an_outdated_event_is_reused() {
         let rules = rules(*pods, *percent);
         let behavior = Behavior { scale_up: rules.clone(), scale_down: rules };
         let mut history = History { ups: known(), downs: known(), ..History::default() };
-        history.scaled(&behavior, 10, 15, NOW);
-        history.scaled(&behavior, 10, 5, NOW);
+        history.record_scaling(&behavior, 10, 15, NOW);
+        history.record_scaling(&behavior, 10, 5, NOW);
         for events in [&history.ups, &history.downs] {
             let found: Vec<i32> = events.iter().map(|event| event.change).collect();
             assert_eq!(found, *after, "{before:?}");
@@ -251,7 +251,7 @@ fn windows_and_periods_may_reach_before_the_start_of_the_clock() {
         let mut history = History::default();
         history.start(10, Duration::ZERO);
         if let Some(behavior) = behavior {
-            history.scaled(behavior, 9, 10, Duration::ZERO);
+            history.record_scaling(behavior, 9, 10, Duration::ZERO);
         }
         let bounds = |desired| ReplicaBounds { current: 10, desired, min: 1, max: 100 };
         let mut becomes =
