@@ -202,8 +202,8 @@ impl MetadataCaches {
         self.factory.metadata(resource)
     }
 
-    /// Gives back an informer of [`MetadataCaches::informer`], which ends with its last user. One of
-    /// whole objects is a controller's cache and keeps running.
+    /// Gives back an informer of [`MetadataCaches::informer`], which ends with its last user. One
+    /// of whole objects is a controller's cache and keeps running.
     pub fn release(&self, informer: &MetadataInformer) {
         let scope = informer.scope();
         if scope.metadata_only {

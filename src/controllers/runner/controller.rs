@@ -233,14 +233,14 @@ impl Controller {
 
 /// The caches that a controller reads.
 impl Controller {
-    /// Returns the cache of every `T` in the cluster, which controllers share. Workers wait until it
-    /// has synced; it lacks objects before.
+    /// Returns the cache of every `T` in the cluster, which controllers share. Workers wait until
+    /// it has synced; it lacks objects before.
     pub fn lister<T: Object + Resource>(&mut self) -> Lister<T> {
         self.lister_of(Scope::all(T::RESOURCE))
     }
 
-    /// Returns a cache as [`Controller::lister`] does, of a narrower scope, such as one namespace or
-    /// metadata alone.
+    /// Returns a cache as [`Controller::lister`] does, of a narrower scope, such as one namespace
+    /// or metadata alone.
     pub fn lister_of<T: Object>(&mut self, scope: Scope) -> Lister<T> {
         let informer = self.context.factory.informer_for::<T>(scope);
         let lister = informer.lister();
@@ -539,8 +539,8 @@ impl Controller {
         self.debug.clone()
     }
 
-    /// Returns a handle that answers questions about this controller. It knows the queues that exist
-    /// already, so call this after all of them are made.
+    /// Returns a handle that answers questions about this controller. It knows the queues that
+    /// exist already, so call this after all of them are made.
     pub fn watcher(&self) -> Watcher {
         Watcher {
             profile: self.profile,

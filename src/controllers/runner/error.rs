@@ -105,8 +105,8 @@ impl Error {
         }
     }
 
-    /// Returns whether one of its errors is the API server's and [may
-    /// pass](client::Error::may_pass): then a later retry may succeed.
+    /// Returns whether one of its errors is the API server's and may pass, so that a later retry
+    /// may succeed: see [`client::Error::may_pass`].
     pub fn may_pass(&self) -> bool {
         match self {
             Error::Api(error) => error.may_pass(),

@@ -13,8 +13,8 @@ pub fn of_object<T: Object>() -> impl Mapper<T, ObjectKey> {
     |change, queue| queue.add(change.object().meta().key())
 }
 
-/// Returns a mapper that queues the key of an object that passes `filter`, at additions, updates and
-/// resyncs, and never at deletions. An update is judged by its new state alone.
+/// Returns a mapper that queues the key of an object that passes `filter`, at additions, updates
+/// and resyncs, and never at deletions. An update is judged by its new state alone.
 pub fn of_current<T: Object>(
     filter: impl Fn(&T) -> bool + Send + 'static,
 ) -> impl Mapper<T, ObjectKey> {

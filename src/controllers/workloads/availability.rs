@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use crate::objects::{Pod, Timestamp};
 
-/// After an update that made a pod ready, the time until it is available: no event comes when
-/// `minReadySeconds` have passed.
+/// Returns the time until a pod that was just made ready is available, for a further sync then: no
+/// event comes when `minReadySeconds` have passed. `None` if this update did not make it ready, or
+/// it is available at once.
 pub fn becomes_available(old: &Pod, new: &Pod, min_ready_seconds: i32) -> Option<Duration> {
     let period = u64::try_from(min_ready_seconds).ok().filter(|seconds| *seconds > 0)?;
     (!old.is_ready() && new.is_ready()).then(|| Duration::from_secs(period))

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use crate::controllers::workloads::creations::{CHANGED, compare, listed};
+use crate::controllers::workloads::creations::{CHANGED, compare, list_changes};
 use crate::controllers::workloads::owner_records::OwnerRecord;
 use crate::events::Recorder;
 use crate::objects::{ControllerRevision, Meta, Object, ObjectKey, Resource, Uid, from_json};
@@ -27,7 +27,7 @@ struct Record {
 }
 
 impl ChangedRevisions {
-    /// No revision is changed. `recorder`: for the events about those that are.
+    /// Makes an empty record. `recorder` gets the events about changed revisions.
     pub fn new(recorder: Recorder) -> ChangedRevisions {
         ChangedRevisions { recorder, owners: Mutex::default() }
     }
@@ -39,7 +39,7 @@ impl ChangedRevisions {
             return true;
         }
         let owners = self.owners.lock();
-        // Without such a webhook no revision pays for a key.
+        // Without such a webhook the record is empty, and no key is built.
         !owners.is_empty()
             && owners.get(&owner.key()).is_some_and(|record| {
                 record.owner == owner.uid
@@ -48,9 +48,9 @@ impl ChangedRevisions {
             })
     }
 
-    /// Takes the answer to the creation of a revision with the data `sent`. An event about `owner`
-    /// says what was changed.
-    pub fn created<O: Object + Resource>(
+    /// Records the revision `created` if its data differ from those that were `sent`. An event
+    /// about `owner` says what was changed.
+    pub fn record_created<O: Object + Resource>(
         &self,
         owner: &O,
         sent: &str,
@@ -70,7 +70,7 @@ impl ChangedRevisions {
             "ControllerRevision {:?} came back changed from its creation: {}; this {} uses it \
              nevertheless",
             created.meta.name,
-            listed(&differences(sent, created.data.as_str())),
+            list_changes(&differences(sent, created.data.as_str())),
             O::RESOURCE.kind,
         );
         self.recorder.warning(owner, CHANGED, message);
@@ -140,13 +140,13 @@ mod tests {
         };
 
         let same = stored("same", &one);
-        changed.created(&owner, &one, &same);
+        changed.record_created(&owner, &one, &same);
         assert!(is_equal(&owner, &one, &same) && heard.take().is_empty());
 
         let rewritten = one.replace("x:1", "mirror/x:1");
         let (first, second) = (stored("first", &rewritten), stored("second", &rewritten));
         assert!(!is_equal(&owner, &one, &first));
-        changed.created(&owner, &one, &first);
+        changed.record_created(&owner, &one, &first);
         assert_eq!(
             heard.take(),
             [

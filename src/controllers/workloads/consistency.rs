@@ -76,7 +76,7 @@ impl Consistency {
         self.track(T::RESOURCE, Box::new(move || lister.seen()))
     }
 
-    /// `seen`: returns the newest version in the cache of `resource`.
+    /// Tracks the writes to `resource` as well. `seen` returns the newest version in its cache.
     fn track(mut self, resource: ResourceType, seen: SeenVersion) -> Consistency {
         self.stores.push((resource, seen));
         self
@@ -86,8 +86,8 @@ impl Consistency {
         self.writes.lock()
     }
 
-    /// Edits the record of the last write of `resource` for `owner`. `edit` also gets the history
-    /// of the server's storage.
+    /// Edits the record of the last write of `resource` for `owner`, which is made if it is
+    /// missing. `edit` also gets the history of the server's storage: see [`HistoryVersion`].
     fn edit_record(
         &self,
         owner: &ObjectKey,
@@ -132,10 +132,10 @@ impl Consistency {
         self.edit_record(owner, uid, resource, |last, _| last.is_unknown = true);
     }
 
-    /// Notes an owner that may have the name of a deleted one, and with it the objects that this
-    /// one left behind as orphans: a cache that is older than the deletion shows them under their
-    /// old owner, and the next sync has to [`settle`](Consistency::settle) them. Upstream does not,
-    /// and creates others beside them.
+    /// Records a write of `resource` with unknown outcome if an owner of this name was deleted
+    /// lately. The new owner may adopt the orphans of the deleted one, which a cache older than the
+    /// deletion still shows under the old owner; the next sync has to
+    /// [`settle`](Consistency::settle) them. Upstream does not, and creates others beside them.
     pub fn note_successor(&self, owner: &ObjectKey, uid: &Uid, resource: &ResourceType) {
         let mut deleted_owners = self.deleted_owners.lock();
         if let Some(at) = deleted_owners.iter().position(|name| name == owner) {
@@ -217,15 +217,16 @@ impl Consistency {
         None
     }
 
-    /// [`ensure_ready`](Consistency::ensure_ready) at the start of a sync; `skips` counts the syncs
-    /// that are postponed, by group and resource. Upstream: `stale_sync_skips_total`.
+    /// Returns `Error::Stale` at the start of a sync while a cache lags behind the writes for
+    /// `owner`, and counts this in `skips`, by group and resource. Upstream:
+    /// `stale_sync_skips_total`.
     pub fn start_sync(&self, owner: &ObjectKey, skips: &IntCounterVec) -> Result<(), Error> {
         let Some(lag) = self.lagging(owner) else { return Ok(()) };
         skips.with_label_values(&[&*lag.resource.group, &*lag.resource.plural]).inc();
         Err(lag.into())
     }
 
-    /// `Error::Stale` while a cache lags behind the writes for `owner`.
+    /// Returns `Error::Stale` while a cache lags behind the writes for `owner`.
     pub fn ensure_ready(&self, owner: &ObjectKey) -> Result<(), Error> {
         match self.lagging(owner) {
             Some(lag) => Err(lag.into()),
@@ -235,7 +236,9 @@ impl Consistency {
 }
 
 impl OwnerRecord for Consistency {
-    /// Drops the writes for an owner, unless they are for another one with its name.
+    /// Drops the writes for an owner, unless they are for another one with its name. With a `uid`
+    /// also keeps the name for [`note_successor`](Consistency::note_successor): a new owner may get
+    /// it.
     fn forget(&self, owner: &ObjectKey, uid: Option<&Uid>) {
         if uid.is_some() && !self.stores.is_empty() {
             let mut deleted_owners = self.deleted_owners.lock();

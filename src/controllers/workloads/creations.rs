@@ -82,6 +82,7 @@ impl Record {
         self.uid == owner.uid && self.generation == owner.generation
     }
 
+    /// Returns the [`Error::Wait`] until the next creation or dry run.
     fn as_error(&self, now: Duration) -> Error {
         let next = self.next_dry_run.map_or(self.until, |at| at.min(self.until));
         Error::Wait { after: next.saturating_sub(now), why: self.why.clone() }
@@ -89,7 +90,7 @@ impl Record {
 }
 
 impl Creations {
-    /// No owner waits.
+    /// Makes an empty record: no owner waits.
     pub fn new(clock: SharedClock) -> Creations {
         Creations { clock, owners: Mutex::default() }
     }
@@ -124,14 +125,16 @@ impl Creations {
         Ok(permit)
     }
 
-    /// Decides for [`Self::allow`], without the dry run, which the permit may ask for.
+    /// Returns a permit if `owner` need not wait, or one that asks for a dry run if it waits and a
+    /// dry run is due; otherwise [`Error::Wait`].
     fn decide(&self, owner: &Meta) -> Result<Permit, Error> {
         let mut owners = self.owners.lock();
-        // Without such a webhook no owner waits, and no creation pays for a key.
+        // Without such a webhook no owner waits, and no key is built.
         if owners.is_empty() {
             return Ok(Permit { step: 0, needs_dry_run: false });
         }
-        let (key, now, pause) = (owner.key(), self.clock.monotonic(), pause(owners.len()));
+        let (key, now) = (owner.key(), self.clock.monotonic());
+        let pause = dry_run_pause(owners.len());
         match owners.get_mut(&key) {
             None => Ok(Permit { step: 0, needs_dry_run: false }),
             Some(record) if !record.is_of(owner) => {
@@ -149,13 +152,13 @@ impl Creations {
         }
     }
 
-    /// Takes the answer to a creation that `permit` allowed. `name`: of the new object, of the kind
-    /// `kind`. `changes`: why its controller does not recognise it; none if it does. The objects of
-    /// one batch count once.
+    /// Records whether the new object `name`, whose creation `permit` allowed, is recognised. If it
+    /// is, `changes` is empty, and the owner's record ends. If not, `changes` has the reasons: the
+    /// wait of the owner doubles, and an event says so. The objects of one batch count once.
     ///
     /// # Errors
     /// [`Error::Wait`] when there are changes: the next creation has to wait.
-    pub fn created<O: Object + Resource>(
+    pub fn record_created<O: Object + Resource>(
         &self,
         owner: &O,
         permit: Permit,
@@ -171,7 +174,7 @@ impl Creations {
             }
             return Ok(());
         }
-        let (now, pause) = (self.clock.monotonic(), pause(owners.len()));
+        let (now, pause) = (self.clock.monotonic(), dry_run_pause(owners.len()));
         let record = owners.entry(meta.key()).or_insert_with(|| Record {
             uid: meta.uid.clone(),
             generation: meta.generation,
@@ -186,6 +189,7 @@ impl Creations {
             record.step += 1;
             record.wait = (record.wait * 2).clamp(FIRST_WAIT, LONGEST_WAIT);
             record.until = now + record.wait;
+            // An object was changed although its dry run was not: dry runs show nothing.
             record.next_dry_run = match permit.needs_dry_run {
                 true => None,
                 false => record.next_dry_run.map(|_| now + pause),
@@ -194,7 +198,7 @@ impl Creations {
                 "{kind} {name:?} came back changed from its creation, so this {} does not \
                  recognise it: {}",
                 O::RESOURCE.kind,
-                listed(changes)
+                list_changes(changes)
             );
             let message = format!(
                 "{}; it creates no other for {} s, or until a dry run comes back unchanged or its \
@@ -222,14 +226,14 @@ impl OwnerRecord for Creations {
     }
 }
 
-/// The pause between two dry runs of one of this number of owners.
-fn pause(owners: usize) -> Duration {
+/// Returns the pause between two dry runs of one owner when this number of owners waits.
+fn dry_run_pause(owners: usize) -> Duration {
     let owners = u32::try_from(owners).unwrap_or(u32::MAX);
     DRY_RUN_INTERVAL.saturating_mul(owners).max(DRY_RUN_PAUSE)
 }
 
-/// The first of `changes`, and the number of the others.
-pub fn listed(changes: &[String]) -> String {
+/// Returns a text with the first of `changes` and the number of the others.
+pub fn list_changes(changes: &[String]) -> String {
     let shown = &changes[..changes.len().min(SHOWN_CHANGES)];
     match changes.len() - shown.len() {
         0 => shown.join(", "),
@@ -237,7 +241,8 @@ pub fn listed(changes: &[String]) -> String {
     }
 }
 
-/// Adds the places at and below `place` at which `other` differs from `one`.
+/// Adds to `places` those at and below `place` at which `other` differs from `one`, each with the
+/// kind of difference.
 pub fn compare(place: &str, one: &Value, other: &Value, places: &mut Vec<String>) {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
@@ -279,8 +284,9 @@ pub fn ownership_changes(
     changes
 }
 
-/// How the API server's answer to a creation differs from what `owner` has sent, in the controller
-/// reference: a mutating webhook may change it, and then the owner does not find its object again.
+/// Returns how the controller reference of `created`, as the API server answered, differs from the
+/// one to `owner` that was sent; `None` if it does not. A mutating webhook may change it, and then
+/// the owner does not find its object again.
 pub fn controller_ref_change(owner: &Meta, created: &Meta) -> Option<String> {
     match created.controller() {
         Some(controller) if controller.uid == owner.uid => None,
@@ -289,10 +295,10 @@ pub fn controller_ref_change(owner: &Meta, created: &Meta) -> Option<String> {
     }
 }
 
-/// Returns the changed labels that `selector` reads; none if it still matches.
+/// Returns the changed labels that `selector` reads; nothing if it still matches.
 fn label_changes(selector: &LabelSelector, sent: &Labels, created: &Meta) -> Vec<String> {
-    let Ok(ready) = Selector::try_from(Some(selector)) else { return Vec::new() };
-    if !ready.matches(sent) || ready.matches(&created.labels) {
+    let Ok(parsed) = Selector::try_from(Some(selector)) else { return Vec::new() };
+    if !parsed.matches(sent) || parsed.matches(&created.labels) {
         return Vec::new();
     }
     let LabelSelector { match_labels, match_expressions } = selector;
@@ -360,7 +366,7 @@ mod tests {
     impl Bench {
         fn create(&self, set: &ReplicaSet, permit: Permit, changes: &[String]) -> Option<u64> {
             let named = ("Pod", "web-1");
-            waits(self.creations.created(set, permit, &self.recorder, named, changes))
+            waits(self.creations.record_created(set, permit, &self.recorder, named, changes))
         }
 
         fn allowed(&self, set: &ReplicaSet) -> Permit {
@@ -603,7 +609,7 @@ mod tests {
     #[test]
     fn long_lists_of_changes_are_cut() {
         let changes: Vec<String> = (0..6).map(|number| number.to_string()).collect();
-        assert_eq!(listed(&changes), "0, 1, 2, 3, and 2 more");
-        assert_eq!(listed(&changes[..4]), "0, 1, 2, 3");
+        assert_eq!(list_changes(&changes), "0, 1, 2, 3, and 2 more");
+        assert_eq!(list_changes(&changes[..4]), "0, 1, 2, 3");
     }
 }

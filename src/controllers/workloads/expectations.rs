@@ -31,6 +31,7 @@ pub struct Expectations {
     owners: Mutex<HashMap<ObjectKey, Expected>>,
 }
 
+/// What one owner expects.
 struct Expected {
     creations: usize,
     deletions: HashSet<Uid>,
@@ -56,7 +57,8 @@ impl Expectations {
         Expectations { clock, history: Box::new(|| 0), owners: Mutex::default() }
     }
 
-    /// Drops what is expected in the cache of `dependents` when the server loses its history.
+    /// Takes `dependents` as the cache in which the expected events are seen: when the server loses
+    /// the history of that cache, what was expected before is overdue.
     pub fn seen_in<T: Object>(self, dependents: &Lister<T>) -> Expectations {
         let dependents = dependents.clone();
         Expectations { history: Box::new(move || dependents.seen().history), ..self }
@@ -66,15 +68,15 @@ impl Expectations {
         self.owners.lock()
     }
 
-    /// Whether no further event about `expected` will come: the time is over, or the server has lost
-    /// its history.
+    /// Returns whether no further event about `expected` will come: the time is over, or the server
+    /// has lost its history.
     fn is_overdue(&self, expected: &Expected) -> bool {
         let waited = || self.clock.monotonic().saturating_sub(expected.since);
         expected.history != (self.history)() || waited() > EXPECTATIONS_TIMEOUT
     }
 
-    /// Whether `owner` may act: it expects nothing, all expected events were seen, or none will
-    /// come any more.
+    /// Returns whether `owner` may act: it expects nothing, all expected events were seen, or no
+    /// more will come.
     pub fn satisfied(&self, owner: &ObjectKey) -> bool {
         let owners = self.owners();
         let Some(expected) = owners.get(owner) else { return true };
@@ -99,7 +101,7 @@ impl Expectations {
         });
     }
 
-    /// Drops what is not waited for. Returns what was overdue, by its owner.
+    /// Drops the expectations that are met or overdue. Returns the overdue ones, by their owners.
     fn take_overdue(&self) -> Vec<(ObjectKey, Expected)> {
         let mut owners = self.owners();
         owners.retain(|_, expected| !expected.is_fulfilled());

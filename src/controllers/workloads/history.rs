@@ -147,9 +147,10 @@ impl NewRevision {
         self.data.get()
     }
 
-    /// Whether `known`, encoded once more from the fields that both know and with the defaults of
-    /// today's API, holds the same version: made by a manager of another version, its bytes may
-    /// differ. Upstream: `setMatchesLatestExistingRevision`.
+    /// Returns whether `known` holds the same version although its bytes may differ, because a
+    /// manager of another version made it. For that it is encoded once more, from the fields that
+    /// both know and with the defaults of today's API. Upstream:
+    /// `setMatchesLatestExistingRevision`.
     pub fn is_equivalent(&self, known: &ControllerRevision) -> bool {
         let Ok(mut data) = from_json::<Value>(known.data.as_str()) else { return false };
         data.pointer_mut("/spec/template").is_some_and(|template| {
@@ -158,9 +159,9 @@ impl NewRevision {
         })
     }
 
-    /// Renames it for a greater collision count of a StatefulSet. The hash in its label stays, as
-    /// upstream.
-    fn collided(&mut self, set: &Meta, collision_count: i32) {
+    /// Changes its name for a greater collision count of a StatefulSet. The hash in its label
+    /// stays, as upstream.
+    fn rename_after_collision(&mut self, set: &Meta, collision_count: i32) {
         let hash = data_hash(self.data.get(), Some(collision_count));
         self.metadata.name = revision_name(&set.name, &hash);
     }
@@ -177,7 +178,7 @@ impl NewRevision {
         let namespace = &self.metadata.namespace;
         match client.create::<ControllerRevision>(namespace, self).await {
             Ok(created) => {
-                changed.created(owner, self.data(), &created);
+                changed.record_created(owner, self.data(), &created);
                 return Ok(Created::New(created));
             }
             Err(error) if !error.is_already_exists() => return Err(error.into()),
@@ -206,7 +207,7 @@ impl NewRevision {
                 }
                 Created::Collision => {
                     collision_count = collision_count.wrapping_add(1);
-                    self.collided(set.meta(), collision_count);
+                    self.rename_after_collision(set.meta(), collision_count);
                 }
             }
         }
@@ -217,9 +218,10 @@ fn with_label(labels: &Labels, key: &str, value: &str) -> Labels {
     labels.iter().chain([(key, value)]).collect()
 }
 
-/// Returns the revisions that `owner` controls, and the orphans among which it may adopt, as far as
-/// its selector matches; oldest first. Needs [`controller_index`]. A StatefulSet adopts the orphans
-/// of these; a DaemonSet hands them to `ControllerRefManager::claim`, which also releases.
+/// Returns the revisions that `owner` controls, and the orphans that it may adopt, if its selector
+/// matches them; oldest first. Needs [`controller_index`]. A StatefulSet adopts the orphans of
+/// these; a DaemonSet hands all its revisions to `ControllerRefManager::claim`, which also
+/// releases.
 /// Upstream: `ListControllerRevisions`.
 ///
 /// [`controller_index`]: crate::controllers::workloads::ref_manager::controller_index
@@ -230,7 +232,7 @@ pub fn revisions_of(
 ) -> Vec<Arc<ControllerRevision>> {
     let mut found = owned_or_orphaned(revisions, owner);
     found.retain(|revision| selector.matches(&revision.meta().labels));
-    sort(&mut found);
+    sort_oldest_first(&mut found);
     found
 }
 
@@ -244,12 +246,12 @@ pub async fn claim_revisions<O: Object + Resource>(
 ) -> Result<Vec<Arc<ControllerRevision>>, Error> {
     let manager = ControllerRefManager::new::<O>(client, owner, selector);
     let mut claimed = manager.claim::<O, _>(found, |_| true).await?;
-    sort(&mut claimed);
+    sort_oldest_first(&mut claimed);
     Ok(claimed)
 }
 
-/// Oldest first: by number, then age, then name. Upstream: `SortControllerRevisions`.
-fn sort(revisions: &mut [Arc<ControllerRevision>]) {
+/// Sorts `revisions` by number, then age, then name. Upstream: `SortControllerRevisions`.
+fn sort_oldest_first(revisions: &mut [Arc<ControllerRevision>]) {
     revisions.sort_by(|one, other| {
         let order = |revision: &ControllerRevision| {
             (revision.revision, revision.meta.creation_timestamp.map(|at| at.as_secs()))
@@ -258,7 +260,7 @@ fn sort(revisions: &mut [Arc<ControllerRevision>]) {
     });
 }
 
-/// The number after the highest. Upstream: `nextRevision`, `maxRevision`.
+/// Returns the number after the highest. Upstream: `nextRevision`, `maxRevision`.
 pub fn next_revision(revisions: &[Arc<ControllerRevision>]) -> i64 {
     revisions.iter().map(|known| known.revision).max().unwrap_or(0).saturating_add(1)
 }
@@ -347,12 +349,13 @@ impl Whole<'_> {
     }
 }
 
-/// Upstream: `ControllerRevisionName`.
+/// Returns `prefix-hash`, with the prefix cut to fit a name. Upstream: `ControllerRevisionName`.
 fn revision_name(prefix: &str, hash: &str) -> String {
     format!("{}-{hash}", prefix.get(..LONGEST_PREFIX).unwrap_or(prefix))
 }
 
-/// FNV-1 over the data and the digits of the collision count. Upstream: `HashControllerRevision`.
+/// Returns the FNV-1 hash of the data and the digits of the collision count, in letters. Upstream:
+/// `HashControllerRevision`.
 fn data_hash(data: &str, collision_count: Option<i32>) -> String {
     let count = collision_count.map(|count| count.to_string()).unwrap_or_default();
     let hash = data
@@ -362,8 +365,8 @@ fn data_hash(data: &str, collision_count: Option<i32>) -> String {
     safe_encode(hash)
 }
 
-/// FNV-1a over the dump of a template and the collision count in eight bytes, the least first.
-/// Upstream: `controller.ComputeHash`.
+/// Returns the FNV-1a hash of the dump of a template and the collision count in eight bytes, the
+/// least first; in letters. Upstream: `controller.ComputeHash`.
 pub fn template_hash(dump: &str, collision_count: Option<i32>) -> String {
     let count = collision_count.map(|count| u64::from(count.cast_unsigned()).to_le_bytes());
     let bytes = dump.bytes().chain(count.into_iter().flatten());
@@ -375,7 +378,7 @@ pub fn template_hash(dump: &str, collision_count: Option<i32>) -> String {
 const FNV_OFFSET: u32 = 0x811c_9dc5;
 const FNV_PRIME: u32 = 0x0100_0193;
 
-/// The digits of a hash in letters that spell no words. Upstream: `rand.SafeEncodeString`.
+/// Encodes the digits of a hash in letters that spell no words. Upstream: `rand.SafeEncodeString`.
 fn safe_encode(hash: u32) -> String {
     const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
     let digits = hash.to_string();
@@ -459,7 +462,7 @@ mod tests {
             assert_same(&first, golden, count == 0);
             // After a collision the name changes, and the label stays that of the first attempt.
             let mut renamed = first;
-            (1..=count).for_each(|count| renamed.collided(&set, count));
+            (1..=count).for_each(|count| renamed.rename_after_collision(&set, count));
             assert_same(&renamed, golden, true);
         }
         assert!(all.iter().any(|golden| golden.collision_count == Some(1)));
@@ -521,7 +524,7 @@ mod tests {
     fn revisions_are_ordered_by_number_then_age_then_name() {
         let mut all = [("d", 3, 9), ("c", 2, 5), ("b", 2, 5), ("a", 2, 7), ("e", 1, 9)]
             .map(|(name, number, created)| revision(name, number, created, "{}"));
-        sort(&mut all);
+        sort_oldest_first(&mut all);
         assert_eq!(names(&all), ["e", "b", "c", "a", "d"]);
         assert_eq!((next_revision(&all), next_revision(&[])), (4, 1));
     }

@@ -110,6 +110,7 @@ impl NewPodMeta {
     }
 }
 
+/// The result of an edit of a pod's spec.
 type Edited = Result<(), serde_json::Error>;
 
 /// The spec of a pod to be created. An edit touches the named field and nothing else; it fails
@@ -152,8 +153,8 @@ impl PodSpecEditor {
         })
     }
 
-    /// Puts claims, as pairs of volume and claim name, before the template's volumes; a volume of
-    /// the same name goes. Upstream: `updateStorage`.
+    /// Puts claims, as pairs of volume and claim name, before the template's volumes, and drops
+    /// those of the same names. Upstream: `updateStorage`.
     pub fn put_claims<'a>(
         &mut self,
         claims: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -164,7 +165,8 @@ impl PodSpecEditor {
         self.put_volumes(claims.into_iter().map(volume).collect())
     }
 
-    /// Puts volumes, by name, before those of the template; a volume of the same name goes.
+    /// Puts volumes, as pairs of name and JSON, before those of the template, and drops those of
+    /// the same names.
     pub fn put_volumes(&mut self, volumes: Vec<(String, Value)>) -> Edited {
         if volumes.is_empty() {
             return Ok(());
@@ -198,7 +200,7 @@ impl PodSpecEditor {
         })
     }
 
-    /// Tolerates a taint for ever: changes the tolerations of this taint, or adds one.
+    /// Makes the pod tolerate a taint for ever: changes the tolerations of this taint, or adds one.
     /// Upstream: `AddOrUpdateTolerationInPodSpec`, for the operator `Exists`.
     pub fn tolerate(&mut self, key: &str, effect: &str) -> Edited {
         #[derive(Default, Deserialize)]
@@ -214,14 +216,14 @@ impl PodSpecEditor {
         let mut known = false;
         self.0.edit_list("tolerations", |list| {
             for one in list.iter_mut() {
-                let lens: Toleration = from_json(one.get())?;
-                let same_taint = lens.key == *key
-                    && lens.effect == *effect
-                    && lens.operator == "Exists"
-                    && lens.value.is_empty();
+                let found: Toleration = from_json(one.get())?;
+                let same_taint = found.key == *key
+                    && found.effect == *effect
+                    && found.operator == "Exists"
+                    && found.value.is_empty();
                 if same_taint {
                     known = true;
-                    if lens.toleration_seconds.is_some() {
+                    if found.toleration_seconds.is_some() {
                         *one = wanted.clone();
                     }
                 }
@@ -286,6 +288,7 @@ impl Named {
     }
 }
 
+/// Returns whether one of `items` has this name.
 fn has_name(items: &[Box<RawValue>], name: &str) -> Result<bool, serde_json::Error> {
     for item in items {
         if Named::parse(item)?.name == *name {
@@ -299,7 +302,8 @@ fn raw(value: &Value) -> Result<Box<RawValue>, serde_json::Error> {
     serde_json::value::to_raw_value(value)
 }
 
-/// `name-`, or `name` alone where the dash would make a malformed name. Upstream: `getPodsPrefix`.
+/// Returns the prefix of generated names: `owner-`, or `owner` alone where the dash would make a
+/// malformed name. Upstream: `getPodsPrefix`.
 fn name_prefix(owner: &str) -> String {
     let prefix = format!("{owner}-");
     // The last letters are judged as if in the middle of a name.

@@ -2,9 +2,19 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Returns `value` itself, or that percentage of `total`.
+/// Returns `value` itself or, if it is a percentage, that part of `total`, rounded up.
 /// Upstream: `intstr.GetScaledValueFromIntOrPercent`.
-pub fn scaled(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
+pub fn resolve_rounding_up(value: &IntOrString, total: i32) -> Result<i32, String> {
+    resolve(value, total, true)
+}
+
+/// Returns `value` as [`resolve_rounding_up`] does, rounded down.
+pub fn resolve_rounding_down(value: &IntOrString, total: i32) -> Result<i32, String> {
+    resolve(value, total, false)
+}
+
+/// Returns `value` itself or, if it is a percentage, that part of `total`.
+fn resolve(value: &IntOrString, total: i32, round_up: bool) -> Result<i32, String> {
     let percent = match value {
         IntOrString::Int(number) => return Ok(*number),
         IntOrString::String(text) => match text.strip_suffix('%').map(str::parse::<i64>) {
@@ -34,8 +44,8 @@ mod tests {
             (text("x%"), 7, None, None),
             (text("9999999999%"), 100, None, None),
         ] {
-            assert_eq!(scaled(&value, total, true).ok(), up, "{value:?}");
-            assert_eq!(scaled(&value, total, false).ok(), down, "{value:?}");
+            assert_eq!(resolve_rounding_up(&value, total).ok(), up, "{value:?}");
+            assert_eq!(resolve_rounding_down(&value, total).ok(), down, "{value:?}");
         }
     }
 }

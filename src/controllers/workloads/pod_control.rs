@@ -36,12 +36,12 @@ impl PodControl {
         PodControl { client, recorder, clock, written: None, creations }
     }
 
-    /// The owners that have to wait before their next creation.
+    /// Returns the record of owners that have to wait before their next creation.
     pub fn creations(&self) -> &Arc<Creations> {
         &self.creations
     }
 
-    /// Each write of a pod is recorded in `consistency`, under its owner. Upstream: `OnWrite`.
+    /// Records each write of a pod in `consistency`, under its owner. Upstream: `OnWrite`.
     pub fn recording(mut self, consistency: &Arc<Consistency>) -> PodControl {
         self.written = Some(consistency.clone());
         self
@@ -82,7 +82,7 @@ impl PodControl {
                 let message = format!("Created pod: {}", created.name);
                 self.recorder.normal(owner, "SuccessfulCreate", message);
                 let named = ("Pod", &*created.name);
-                self.creations.created(owner, permit, &self.recorder, named, &changes)
+                self.creations.record_created(owner, permit, &self.recorder, named, &changes)
             }
             Err(error) => {
                 self.record_unknown_outcome(meta, &error);
@@ -120,13 +120,13 @@ impl PodControl {
         }
     }
 
-    /// Repeats a delete whose answer is lost: an owner that does not know its result could delete
-    /// another pod as well, and would have one too few.
+    /// Deletes the pod `key`, and repeats the request while its answer is lost: an owner that does
+    /// not know the result could delete another pod as well, and would have one too few.
     async fn surely_delete(&self, key: &ObjectKey, delete: Delete) -> client::Result<()> {
         let mut answer = self.client.delete::<Pod>(key, delete.clone()).await;
         for pause in DELETE_PAUSES {
             match answer {
-                // A webhook that fails would fail again.
+                // An internal error is not repeated: a webhook that fails would fail again.
                 Err(error) if error.is_unsure() && !error.is_internal() => {
                     self.clock.sleep(pause).await;
                 }
@@ -141,7 +141,8 @@ impl PodControl {
         answer
     }
 
-    /// Records a write whose outcome is unknown.
+    /// Records a failed write of a pod of `owner`, if `error` leaves open whether it was carried
+    /// out.
     fn record_unknown_outcome(&self, owner: &Meta, error: &client::Error) {
         if let Some(consistency) = self.written.as_ref().filter(|_| error.is_unsure()) {
             consistency.record_unknown_outcome(&owner.key(), &owner.uid, &Pod::RESOURCE);
@@ -156,15 +157,15 @@ impl PodControl {
     }
 }
 
-/// Creates `pod` by `pods`. Returns its metadata, and why `owner` does not recognise it, also as
-/// one for `node`; nothing if it does.
+/// Creates `pod` through `pods`, which may make a dry run. Returns its metadata, and why `owner`
+/// does not recognise it, also as one for `node`; nothing if it does.
 async fn send<O: PodOwner>(
     owner: &O,
     pods: Dynamic,
     pod: &EncodedPod,
     node: Option<&str>,
 ) -> client::Result<(Meta, Vec<String>)> {
-    // The pod itself arrives by the watch.
+    // The metadata are enough: the pod itself arrives by the watch.
     let namespace = &owner.meta().namespace;
     let (created, of_node) = match node {
         None => (pods.create_for_whole_metadata(namespace, &pod.body).await?.meta, None),
@@ -200,7 +201,7 @@ pub fn changes<O: PodOwner>(owner: &O, sent: &NewPodMeta, created: &Meta) -> Vec
     changes
 }
 
-/// Why a pod that was sent for `node` does not count as one for it.
+/// Returns why a pod that was sent for `node` does not count as one for it; `None` if it does.
 fn node_change(created: &Pod, node: &str) -> Option<String> {
     match created.target_node() {
         Some(found) if *found == *node => None,
@@ -209,17 +210,17 @@ fn node_change(created: &Pod, node: &str) -> Option<String> {
     }
 }
 
-/// Whether a failed delete found no such pod: the name is free, or belongs to another uid.
+/// Returns whether a failed delete found no such pod: the name is free, or belongs to another uid.
 pub fn is_gone(error: &Error) -> bool {
     error.api().is_some_and(|error| error.is_not_found() || error.is_of_another_uid())
 }
 
-/// Whether a request failed because there is no such object.
+/// Returns whether a request failed because there is no such object.
 pub fn is_not_found(error: &Error) -> bool {
     error.api().is_some_and(|error| error.is_not_found())
 }
 
-/// Whether the cache shows that `pod` is being deleted, or does not have it any more.
+/// Returns whether the cache shows that `pod` is being deleted, or does not have it any more.
 pub fn is_being_deleted_in_cache(pod: &Pod, cached: &Lister<Pod>) -> bool {
     let now = cached.get(&pod.meta.key()).filter(|now| now.meta.uid == pod.meta.uid);
     now.is_none_or(|now| now.meta.is_being_deleted())

@@ -32,7 +32,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The group that a pod is scheduled with.
+/// Returns the group that a pod is scheduled with.
 fn group_of(pod: &Pod) -> Option<ObjectKey> {
     let name = &pod.spec.shape.pod_group;
     (!name.is_empty()).then(|| ObjectKey::new(&pod.meta.namespace, name))
@@ -57,6 +57,7 @@ struct PodGroupProtection {
 }
 
 impl PodGroupProtection {
+    /// Removes the finalizer from a PodGroup that is being deleted and has no running pods.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(group) = self.groups.get(&key) else { return Ok(Next::Done) };
         let is_used = || !self.pods.by_index(&BY_GROUP, &IndexValue::Key(key)).is_empty();

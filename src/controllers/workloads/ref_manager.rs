@@ -10,13 +10,14 @@ use crate::controllers::Error;
 use crate::controllers::workloads::consistency::Consistency;
 use crate::objects::{Meta, Object, OwnerReference, Pod, Resource, Selector, Uid};
 
-/// The index of objects by the uid of their controller, and of orphans by their namespace.
+/// Returns the index of objects by the uid of their controller, and of orphans by their namespace.
 /// Upstream: `PodControllerIndex`.
 pub const fn controller_index<T: Object>() -> Index<T> {
     Index::new("controller", by_controller)
 }
 
-/// See [`controller_index`].
+/// Emits the value of `object` for the [`controller_index`]: the uid of its controller or, without
+/// one, its namespace.
 fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
     let meta = object.meta();
     emit(match meta.controller() {
@@ -25,14 +26,15 @@ fn by_controller<T: Object>(object: &T, emit: &mut dyn FnMut(IndexValue)) {
     });
 }
 
-/// The objects that `owner` controls in its namespace, in no order. Needs [`controller_index`].
+/// Returns the objects that `owner` controls in its namespace, in no order. Needs
+/// [`controller_index`].
 pub fn owned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = lister.by_index(&controller_index(), &IndexValue::Uid(owner.uid.clone()));
     found.retain(|object| object.meta().namespace == owner.namespace);
     found
 }
 
-/// The objects of [`owned`], and those without a controller: the candidates of
+/// Returns the objects of [`owned`], and those without a controller: the candidates of
 /// [`ControllerRefManager::claim`].
 pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     let mut found = owned(lister, owner);
@@ -40,8 +42,8 @@ pub fn owned_or_orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc
     found
 }
 
-/// The pods that `owner`, of the kind `O`, controls. A reference with its uid and another kind or
-/// name is not to it. Upstream: `PodControllerIndexKey`.
+/// Returns the pods that `owner`, of the kind `O`, controls. A reference with its uid and another
+/// kind or name is not to it. Upstream: `PodControllerIndexKey`.
 pub fn owned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -> Vec<Arc<Pod>> {
     let mut found = owned(lister, owner);
     found.retain(|pod| {
@@ -52,14 +54,15 @@ pub fn owned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -> Vec<Arc<Po
     found
 }
 
-/// The same, and the pods without a controller. Upstream: `FilterPodsByOwner`.
+/// Returns the pods of [`owned_pods`], and those without a controller. Upstream:
+/// `FilterPodsByOwner`.
 pub fn owned_or_orphaned_pods<O: Resource>(lister: &Lister<Pod>, owner: &Meta) -> Vec<Arc<Pod>> {
     let mut found = owned_pods::<O>(lister, owner);
     found.extend(orphaned(lister, owner));
     found
 }
 
-/// The objects without a controller in the namespace of `owner`.
+/// Returns the objects without a controller in the namespace of `owner`.
 fn orphaned<T: Object>(lister: &Lister<T>, owner: &Meta) -> Vec<Arc<T>> {
     lister.by_index(&controller_index(), &IndexValue::Text(owner.namespace.clone()))
 }
@@ -80,7 +83,7 @@ pub struct ControllerRefManager<'a> {
 }
 
 impl<'a> ControllerRefManager<'a> {
-    /// A manager for an owner of the kind `O`.
+    /// Makes a manager for an owner of the kind `O`.
     pub fn new<O: Resource>(
         client: &'a Client,
         owner: &'a Meta,
@@ -90,7 +93,7 @@ impl<'a> ControllerRefManager<'a> {
         ControllerRefManager { client, owner, owner_ref, selector, finalizers: &[], written: None }
     }
 
-    /// Each adoption is recorded in `consistency`. Upstream: `OnWrite`.
+    /// Records each adoption in `consistency`, under the owner. Upstream: `OnWrite`.
     pub fn recording(mut self, consistency: &'a Consistency) -> ControllerRefManager<'a> {
         self.written = Some(consistency);
         self
@@ -106,6 +109,7 @@ impl<'a> ControllerRefManager<'a> {
         candidates: Vec<Arc<C>>,
         filter: impl Fn(&C) -> bool,
     ) -> Result<Vec<Arc<C>>, Error> {
+        // Whether the owner may adopt; `None`: not checked yet.
         let mut allowed: Option<Result<(), String>> = None;
         let mut claimed = Vec::with_capacity(candidates.len());
         let mut errors = Vec::new();
@@ -133,6 +137,7 @@ impl<'a> ControllerRefManager<'a> {
                         continue;
                     }
                     match self.adopt::<C>(meta).await {
+                        // It is gone.
                         Ok(None) => {}
                         Ok(Some(adopted)) => {
                             self.record_adoption::<C>(adopted.meta());
@@ -146,7 +151,7 @@ impl<'a> ControllerRefManager<'a> {
         Error::many(errors).map_or(Ok(claimed), Err)
     }
 
-    /// The next sync of the owner waits until its cache has seen the adoption.
+    /// Records an adoption, so that the next sync of the owner waits until its cache has seen it.
     fn record_adoption<C: Resource>(&self, adopted: &Meta) {
         if let Some(consistency) = self.written {
             let (owner, version) = (self.owner.key(), adopted.resource_version);
@@ -154,7 +159,8 @@ impl<'a> ControllerRefManager<'a> {
         }
     }
 
-    /// `None`: it is gone. The API server refuses when another controller was faster.
+    /// Adds the reference to the owner, and returns the adopted object; `None`: it is gone. The API
+    /// server refuses when another controller was faster.
     async fn adopt<C: Object + Resource>(&self, meta: &Meta) -> Result<Option<C>, Error> {
         let patch = adopt_patch(&meta.uid, &self.owner_ref, self.finalizers);
         match self.client.patch::<C>(&meta.key(), &Patch::StrategicMerge(patch)).await {
@@ -164,8 +170,8 @@ impl<'a> ControllerRefManager<'a> {
         }
     }
 
-    /// Removes the reference to the owner. Not an error: there is no such object or reference any
-    /// more.
+    /// Removes the reference to the owner. It is not an error if there is no such object or
+    /// reference any more.
     async fn release<C: Object + Resource>(&self, meta: &Meta) -> Result<(), Error> {
         log::debug!("{} {}: releasing it from {}", C::RESOURCE.kind, meta.key(), self.owner.key());
         let patch = release_patch(&meta.uid, &self.owner.uid, self.finalizers);
@@ -177,7 +183,7 @@ impl<'a> ControllerRefManager<'a> {
     }
 }
 
-/// Reads the owner live: `Ok` when it is still the same object and is not being deleted.
+/// Reads the owner live, and returns `Ok` if it is still the same object and is not being deleted.
 /// Upstream: `RecheckDeletionTimestamp`.
 async fn recheck_deletion_timestamp<T: Object + Resource>(
     client: &Client,
@@ -190,7 +196,7 @@ async fn recheck_deletion_timestamp<T: Object + Resource>(
     may_adopt(&T::RESOURCE.kind, owner, fresh.meta()).map_err(Error::other)
 }
 
-/// Checks that `fresh`, read live, is still `owner` and stays.
+/// Checks that `fresh`, read live, is still `owner` and is not being deleted.
 fn may_adopt(kind: &str, owner: &Meta, fresh: &Meta) -> Result<(), String> {
     if fresh.uid != owner.uid {
         return Err(format!(
@@ -240,7 +246,8 @@ pub fn decide(candidate: &Meta, owner: &Meta, matches: impl FnOnce() -> bool) ->
     Claim::Adopt
 }
 
-/// The uid makes the API server refuse another object of the same name.
+/// Makes the patch that adds the reference to `owner`, and the finalizers. The uid makes the API
+/// server refuse another object of the same name.
 fn adopt_patch(candidate: &Uid, owner: &OwnerReference, finalizers: &[&str]) -> Value {
     let mut patch = json!({"metadata": {"ownerReferences": [owner], "uid": candidate}});
     if !finalizers.is_empty() {
@@ -249,7 +256,7 @@ fn adopt_patch(candidate: &Uid, owner: &OwnerReference, finalizers: &[&str]) -> 
     patch
 }
 
-/// Removes the reference to `owner`, and the finalizers.
+/// Makes the patch that removes the reference to `owner`, and the finalizers.
 fn release_patch(candidate: &Uid, owner: &Uid, finalizers: &[&str]) -> Value {
     let gone = json!({"$patch": "delete", "uid": owner});
     let mut patch = json!({"metadata": {"uid": candidate, "ownerReferences": [gone]}});

@@ -72,14 +72,14 @@ enum Plan {
     Keep,
 }
 
-/// The TTL of a Job that has finished and is not being deleted.
+/// Returns the TTL of a Job that has finished and is not being deleted; `None` of any other.
 fn ttl(job: &Job) -> Option<Duration> {
     let seconds = job.spec.ttl_seconds_after_finished?;
     let ends = job.finished().is_some() && !job.meta.is_being_deleted();
     ends.then(|| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// Decides whether `job` is deleted now.
+/// Decides whether `job` is deleted now, later or never.
 /// Upstream: `processTTL`.
 fn plan(job: &Job, now: Timestamp) -> Result<Plan, Error> {
     let (Some(ttl), Some(finished)) = (ttl(job), job.finished()) else { return Ok(Plan::Keep) };

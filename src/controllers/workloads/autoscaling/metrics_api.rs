@@ -303,7 +303,8 @@ impl MetricsApi {
         Ok(version)
     }
 
-    /// Sends a GET of `path`, with the selectors as parameters. `what` names the resource in errors.
+    /// Sends a GET of `path`, with the selectors as parameters. `what` names the resource in
+    /// errors.
     async fn fetch<T: DeserializeOwned>(
         &self,
         path: client::Result<ApiPath>,
@@ -338,8 +339,8 @@ fn unable_to_fetch(api: &str, error: &str) -> String {
 }
 
 /// Returns the text of an error in client-go's words. For an answer that carries no Status these
-/// depend on the HTTP code, `verb` and `what`: the resource, and the name of the object; empty for a
-/// path.
+/// depend on the HTTP code, `verb` and `what`: the resource, and the name of the object; empty for
+/// a path.
 /// Upstream: `Request.transformResponse`.
 pub(super) fn error_text(error: &Error, verb: &str, what: &str) -> String {
     let Some(Failure { code, body, status, .. }) = error.failure() else {

@@ -94,7 +94,8 @@ const BELOW_MIN: (&str, &str) =
     (TOO_FEW, "the desired replica count is less than the minimum replica count");
 
 impl History {
-    /// Records the number of replicas at the first sync as a recommendation; later calls do nothing.
+    /// Records the number of replicas at the first sync as a recommendation; later calls do
+    /// nothing.
     pub fn start(&mut self, current: i32, now: Duration) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Recommendation { replicas: current, at: now });

@@ -31,7 +31,8 @@ pub(super) struct Failed {
 }
 
 impl Failed {
-    /// `error`: makes the text of the whole error from `cause`.
+    /// Makes a failure that is not the spec's fault. `error` makes the text of the whole error from
+    /// `cause`.
     fn new(reason: &'static str, cause: String, error: impl FnOnce(&str) -> String) -> Failed {
         let error = error(&cause);
         Failed { reason, cause, error, is_spec: false }
@@ -103,6 +104,7 @@ pub(super) async fn compute(
     }
 }
 
+/// The inputs of the computation of one metric.
 #[derive(Clone, Copy)]
 struct Source<'a> {
     api: &'a MetricsApi,
@@ -116,6 +118,7 @@ impl Source<'_> {
     async fn compute_object(self, source: &MetricSource) -> Result<Computed, Failed> {
         let Target { namespace, replicas, .. } = self.target;
         let MetricSource { described_object: object, metric, .. } = source;
+        // `inner` makes the text behind the common prefix from the metric's name and the cause.
         let failed = |cause: String, inner: fn(&str, &str) -> String| {
             Failed::new("FailedGetObjectMetric", cause, |cause| {
                 format!("failed to get object metric value: {}", inner(&metric.name, cause))
@@ -270,6 +273,7 @@ impl Source<'_> {
     async fn compute_external(self, source: &MetricSource) -> Result<Computed, Failed> {
         let metric = &source.metric;
         let (namespace, name) = (self.target.namespace, &metric.name);
+        // `inner` makes the text behind the common prefix from the metric's name and the cause.
         let failed = |cause: String, inner: fn(&str, &str) -> String| {
             Failed::new("FailedGetExternalMetric", cause, |cause| {
                 format!("failed to get {name} external metric value: {}", inner(name, cause))
@@ -324,17 +328,19 @@ impl Source<'_> {
     }
 }
 
+/// Returns the description of an external metric in the reason for a change.
 fn external_name(source: &MetricSource) -> String {
     let selector = golang::label_selector(source.metric.selector.as_ref());
     format!("external metric {}({selector})", source.metric.name)
 }
 
-/// A number of thousandths.
+/// Returns `count` thousandths as a quantity.
 fn from_thousandths(count: i64) -> Quantity {
     Quantity::from_milli(count, Format::DecimalSi)
 }
 
-/// An absent selector asks the metrics API for all, as an empty one.
+/// Parses the selector of a metric. The query of an absent one is empty, so it asks the metrics API
+/// for all, as an empty one does.
 fn selector(selector: Option<&LabelSelector>) -> Result<Selector, String> {
     Selector::try_from(selector).map_err(|error| error.to_string())
 }

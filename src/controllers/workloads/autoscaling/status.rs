@@ -7,12 +7,13 @@ pub(super) const SCALING_ACTIVE: &str = "ScalingActive";
 pub(super) const SCALING_LIMITED: &str = "ScalingLimited";
 pub(super) const SCALED_TO_ZERO: &str = "ScaledToZero";
 
-/// Adds or changes a condition; its time moves when its status does. `observed_generation`: of the
-/// spec that it is about, where it is written. Upstream: `setCondition`.
+/// Adds or changes the condition `kind`; the time of its transition changes with its status.
+/// `observed_generation`: the generation of the spec, if the status shows it. Upstream:
+/// `setCondition`.
 pub(super) fn set_condition(
     status: &mut HorizontalPodAutoscalerStatus,
     kind: &str,
-    (is, reason, message): (&str, &str, impl Into<String>),
+    (new_status, reason, message): (&str, &str, impl Into<String>),
     observed_generation: Option<i64>,
     now: Timestamp,
 ) {
@@ -25,16 +26,16 @@ pub(super) fn set_condition(
         }
     };
     let condition = &mut status.conditions[at];
-    if condition.status != *is {
+    if condition.status != *new_status {
         condition.last_transition_time = Some(now.truncate_to_secs());
     }
-    condition.status = is.into();
+    condition.status = new_status.into();
     condition.reason = reason.into();
     condition.message = message.into();
     condition.observed_generation = observed_generation;
 }
 
-/// Returns the status as a manager of 1.36 knows it.
+/// Returns the status as a manager of 1.36 knows it: without observed generations.
 pub(super) fn without_generations(
     status: &HorizontalPodAutoscalerStatus,
 ) -> HorizontalPodAutoscalerStatus {

@@ -19,7 +19,7 @@ pub enum Missed {
     Many,
 }
 
-/// What has been due since the last start.
+/// The starts that have been due since the last one.
 #[derive(Debug, PartialEq)]
 struct Recent {
     /// From where starts are counted.
@@ -29,9 +29,10 @@ struct Recent {
     missed: Missed,
 }
 
-/// Finds the most recent start that is due, and roughly how many were missed.
+/// Finds the most recent start that is due, and roughly how many were missed. `deadline`: how many
+/// seconds a start may be late.
 /// Upstream: `mostRecentScheduleTime`.
-fn recent(
+fn recent_starts(
     cron_job: &CronJob,
     schedule: &Schedule,
     now: Timestamp,
@@ -86,7 +87,8 @@ fn recent(
     Ok(Recent { since, last, missed: if count > MANY { Missed::Many } else { Missed::Few } })
 }
 
-/// The start that is due, if there is one. Upstream: `nextScheduleTime`.
+/// Returns the time of the start that is due, if there is one, and how many were missed. Upstream:
+/// `nextScheduleTime`.
 ///
 /// # Errors
 /// When the schedule is never due, such as on 31 February.
@@ -96,13 +98,14 @@ pub fn start(
     now: Timestamp,
 ) -> Result<Option<(Timestamp, Missed)>, String> {
     let deadline = cron_job.spec.starting_deadline_seconds;
-    let Recent { last, missed, .. } = recent(cron_job, schedule, now, deadline)?;
+    let Recent { last, missed, .. } = recent_starts(cron_job, schedule, now, deadline)?;
     Ok(last.map(|time| (time, missed)))
 }
 
-/// How long until the next start. Upstream: `nextScheduleTimeDuration`.
+/// Returns how long it is until the next start; zero if the schedule is never due. Upstream:
+/// `nextScheduleTimeDuration`.
 pub fn wait(cron_job: &CronJob, schedule: &Schedule, now: Timestamp) -> Duration {
-    let from = match recent(cron_job, schedule, now, None) {
+    let from = match recent_starts(cron_job, schedule, now, None) {
         Ok(Recent { last: Some(last), .. }) => last,
         Ok(Recent { since, missed: Missed::None, .. }) => since,
         Ok(_) | Err(_) => now,

@@ -59,7 +59,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns how long it is until the next start of a CronJob whose schedule was changed.
+/// Returns how long it is until the next start of a CronJob whose schedule was changed; `None`,
+/// with an event, if the schedule is malformed.
 fn wait(cron_job: &CronJob, now: Timestamp, recorder: &Recorder) -> Option<Duration> {
     match parse_schedule(cron_job) {
         Ok(schedule) => Some(due::wait(cron_job, &schedule, now)),
@@ -71,12 +72,13 @@ fn wait(cron_job: &CronJob, now: Timestamp, recorder: &Recorder) -> Option<Durat
     }
 }
 
-/// Whether an update may change the time of the next start.
+/// Returns whether an update may change the time of the next start.
 fn is_rescheduled(old: &CronJob, new: &CronJob) -> bool {
     old.spec.schedule != new.spec.schedule || old.spec.time_zone != new.spec.time_zone
 }
 
-/// The schedule in its time zone. Upstream: `formatSchedule`, `cron.ParseStandard`.
+/// Parses the schedule in its time zone; the system's counts where the spec names an unknown one,
+/// which the sync reports. Upstream: `formatSchedule`, `cron.ParseStandard`.
 fn parse_schedule(cron_job: &CronJob) -> Result<Schedule, String> {
     let spec = &cron_job.spec;
     // A zone within the schedule wins.
@@ -85,6 +87,7 @@ fn parse_schedule(cron_job: &CronJob) -> Result<Schedule, String> {
     Schedule::parse(&spec.schedule, zone.unwrap_or_else(TimeZone::system))
 }
 
+/// Returns whether `schedule` names a time zone itself, as in `CRON_TZ=UTC 0 * * * *`.
 fn names_zone(schedule: &str) -> bool {
     schedule.contains("TZ")
 }
@@ -97,9 +100,10 @@ struct CronJobs {
     jobs: Lister<Job>,
 }
 
-/// A CronJob in the course of a sync: what changes of its status is written once, at the end.
+/// The CronJob of one sync.
 struct Run {
     cron_job: CronJob,
+    /// Whether the status differs from the API server's; it is written once, at the end.
     changed: bool,
 }
 
@@ -174,8 +178,8 @@ impl CronJobs {
     /// Upstream: `syncCronJob`.
     async fn advance(&self, run: &mut Run, jobs: &[Arc<Job>]) -> SyncResult {
         let now = self.clock.now();
-        self.note_jobs(run, jobs).await?;
-        self.note_missing(run, jobs).await?;
+        self.drop_finished(run, jobs).await?;
+        self.drop_missing(run, jobs).await?;
         let spec = &run.cron_job.spec;
         if run.cron_job.meta.is_being_deleted() {
             return Ok(Next::Done);
@@ -224,9 +228,10 @@ impl CronJobs {
         Ok(Next::After(due::wait(&run.cron_job, &schedule, now)))
     }
 
-    /// Removes Jobs that have finished from the active list. Only the API server decides whether a
-    /// running Job that is not on the list is a foreign one: the cached CronJob may be older.
-    async fn note_jobs(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
+    /// Removes Jobs that have finished from the active list, and records the last success. For a
+    /// running Job that is not on the list it reads the CronJob live, because the cached one may be
+    /// older; an event reports the Job if it is not on that list either.
+    async fn drop_finished(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
         for job in jobs {
             let active = run.is_active(job);
             let Some(finished) = job.finished() else {
@@ -265,7 +270,7 @@ impl CronJobs {
     }
 
     /// Removes Jobs that are gone from the active list.
-    async fn note_missing(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
+    async fn drop_missing(&self, run: &mut Run, jobs: &[Arc<Job>]) -> Result<(), Error> {
         let known: HashSet<String> = jobs.iter().map(|job| job.meta.uid.to_string()).collect();
         for active in run.active().to_vec() {
             let uid = active.uid.unwrap_or_default();
@@ -280,14 +285,16 @@ impl CronJobs {
                     self.recorder.normal(&run.cron_job, "MissingJob", &text);
                     run.remove_active(&uid);
                 }
+                // It exists, though the cache does not show it yet.
                 found => drop(found?),
             }
         }
         Ok(())
     }
 
-    /// Starts the Job of `time`, if nothing is against it. A foreign Job of its name is an error,
-    /// which is retried: it may go before the next start is due.
+    /// Creates the Job for the start at `time`, and adds it to the active list, unless it is too
+    /// late, was started already or the concurrency policy forbids it. A foreign Job of its name is
+    /// an error, which is retried: that Job may be deleted before the next start is due.
     async fn start(&self, run: &mut Run, time: Timestamp, now: Timestamp) -> Result<(), Error> {
         let spec = &run.cron_job.spec;
         let deadline = spec.starting_deadline_seconds.and_then(|seconds| seconds.try_into().ok());
@@ -300,11 +307,11 @@ impl CronJobs {
         let name = job_name(&run.cron_job, time);
         let namespace = run.cron_job.meta.namespace.clone();
         let key = ObjectKey::new(&namespace, &name);
-        let listed = run.active().iter().any(|active| {
+        let is_listed = run.active().iter().any(|active| {
             active.name.as_deref() == Some(&*name)
                 && active.namespace.as_deref() == Some(&namespace)
         });
-        if listed || run.cron_job.status.last_schedule_time == Some(time) {
+        if is_listed || run.cron_job.status.last_schedule_time == Some(time) {
             return Ok(());
         }
         if spec.concurrency_policy == "Forbid" && !run.active().is_empty() {
@@ -356,8 +363,8 @@ impl CronJobs {
         Ok(())
     }
 
-    /// Reports a new Job that has lost its owner: no history limit counts it. The schedule paces
-    /// the creations, so the next one does not wait.
+    /// Reports by an event a new Job that has lost its owner reference: no history limit counts it.
+    /// The schedule paces the creations, so the next one does not wait.
     fn report_change(&self, cron_job: &CronJob, job: &Job) {
         if let Some(change) = controller_ref_change(&cron_job.meta, &job.meta) {
             let text = format!(
@@ -402,7 +409,8 @@ fn surplus(jobs: &[Arc<Job>], condition: &str, limit: i32) -> Vec<Arc<Job>> {
     jobs
 }
 
-/// One name for each start, so that no start makes two Jobs. Upstream: `getJobName`.
+/// Returns the name of the Job for the start at `time`: one for each minute, so that no start makes
+/// two Jobs. Upstream: `getJobName`.
 fn job_name(cron_job: &CronJob, time: Timestamp) -> String {
     format!("{}-{}", cron_job.meta.name, time.as_micros() / 60_000_000)
 }
@@ -427,6 +435,7 @@ fn job_for<'a>(cron_job: &'a CronJob, name: &str, time: Timestamp) -> Result<New
     };
     let zone = time_zone(cron_job.spec.time_zone.as_deref().unwrap_or_default())?;
     let local = time.to_jiff().to_zoned(zone);
+    // RFC 3339, as Go prints it: UTC as `Z`.
     let scheduled = match local.offset().seconds() {
         0 => time.to_string(),
         _ => local.strftime("%Y-%m-%dT%H:%M:%S%:z").to_string(),

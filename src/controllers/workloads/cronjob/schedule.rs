@@ -81,7 +81,7 @@ pub fn time_zone(name: &str) -> Result<TimeZone, String> {
     zone.or_else(|| zone_of_file(name)).ok_or_else(|| format!("unknown time zone {name}"))
 }
 
-/// A zone of the system that its database leaves out, such as `posix/Europe/Berlin`.
+/// Reads a zone of the system that its database leaves out, such as `posix/Europe/Berlin`.
 fn zone_of_file(name: &str) -> Option<TimeZone> {
     if name.starts_with(['/', '\\']) || name.contains("..") {
         return None;
@@ -90,7 +90,7 @@ fn zone_of_file(name: &str) -> Option<TimeZone> {
     TimeZone::tzif(name, &data).ok()
 }
 
-/// The zone of exactly this name, from the first that has it.
+/// Returns the zone of exactly this name, from the first database that has it.
 fn zone_of(databases: [&TimeZoneDatabase; 2], name: &str) -> Option<TimeZone> {
     let mut found = databases.into_iter().filter_map(|zones| zones.get(name).ok());
     found.find(|zone| zone.iana_name() == Some(name))
@@ -128,11 +128,11 @@ impl Schedule {
             return Err(format!("expected exactly 5 fields, found {found}: [{fields}]"));
         };
         let fields = Fields {
-            minute: MINUTES.set(minute)?,
-            hour: HOURS.set(hour)?,
-            day_of_month: DAYS_OF_MONTH.set(day_of_month)?,
-            month: MONTHS.set(month)?,
-            day_of_week: DAYS_OF_WEEK.set(day_of_week)?,
+            minute: MINUTES.parse_field(minute)?,
+            hour: HOURS.parse_field(hour)?,
+            day_of_month: DAYS_OF_MONTH.parse_field(day_of_month)?,
+            month: MONTHS.parse_field(month)?,
+            day_of_week: DAYS_OF_WEEK.parse_field(day_of_week)?,
         };
         Ok(Schedule::Fields(Box::new(fields), zone))
     }
@@ -161,7 +161,7 @@ fn parse_descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
         _ => {
             let every = text.strip_prefix("@every ");
             let every = every.ok_or_else(|| format!("unrecognized descriptor: {text}"))?;
-            // A negative one is shorter than a second, like those that count as one.
+            // An interval below a second, so also a negative one, counts as a second.
             let negated = every.strip_prefix('-').filter(|text| !text.starts_with(['-', '+']));
             let length = parse_duration(negated.unwrap_or(every))
                 .map_err(|error| format!("failed to parse duration {text}: {error}"))?;
@@ -173,11 +173,11 @@ fn parse_descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
 }
 
 impl Bounds {
-    /// Reads a list of ranges: `1,5-10/2,*/15`. Upstream: `getField`.
-    fn set(&self, field: &str) -> Result<Set, String> {
+    /// Parses a field, which is a list of ranges: `1,5-10/2,*/15`. Upstream: `getField`.
+    fn parse_field(&self, field: &str) -> Result<Set, String> {
         let mut set = Set::default();
         for range in field.split(',').filter(|range| !range.is_empty()) {
-            let Set { bits, star } = self.range(range)?;
+            let Set { bits, star } = self.parse_range(range)?;
             set = Set { bits: set.bits | bits, star: set.star || star };
         }
         Ok(set)
@@ -185,7 +185,7 @@ impl Bounds {
 
     /// Parses `*`, a number or a range, with a step if there is one, to the set of its values.
     /// Upstream: `getRange`.
-    fn range(&self, text: &str) -> Result<Set, String> {
+    fn parse_range(&self, text: &str) -> Result<Set, String> {
         let (range, step) = match text.split('/').collect::<Vec<_>>()[..] {
             [range] => (range, None),
             [range, step] => (range, Some(step)),
@@ -230,7 +230,7 @@ impl Bounds {
         Ok(Set { bits: steps.fold(0, |bits, value| bits | 1 << value), star })
     }
 
-    /// Upstream: `parseIntOrName`.
+    /// Parses a number, or one of the field's names. Upstream: `parseIntOrName`.
     fn parse_number(&self, text: &str) -> Result<u32, String> {
         let named = self.names.iter().zip(self.min..);
         let named = named.into_iter().find(|(name, _)| text.eq_ignore_ascii_case(name));
@@ -238,7 +238,7 @@ impl Bounds {
     }
 }
 
-/// Parses a number of digits only.
+/// Parses a decimal number that is not negative. The errors are in Go's words.
 /// Upstream: `mustParseInt`.
 fn parse_digits(text: &str) -> Result<u32, String> {
     let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
@@ -270,20 +270,20 @@ const CALENDAR: std::ops::Range<i64> = -62_135_596_800..252_423_993_600;
 struct Zone<'a>(&'a TimeZone);
 
 impl Zone<'_> {
-    /// The offset from UTC, in seconds, at a time in seconds since 1970.
+    /// Returns the offset from UTC, in seconds, at a time in seconds since 1970.
     fn offset(&self, seconds: i64) -> i64 {
         let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
         i64::from(self.0.to_offset(time).seconds())
     }
 
-    /// What clocks show at a time in seconds since 1970.
+    /// Returns what clocks show at a time in seconds since 1970.
     fn local_time(&self, seconds: i64) -> DateTime {
         let time = jiff::Timestamp::from_second(seconds).unwrap_or_default();
         self.0.to_datetime(time)
     }
 
-    /// The time at which clocks show `local`. A time that clocks skip, or show twice, is taken with
-    /// the offset that Go takes. Upstream: `time.Date`.
+    /// Returns the time, in seconds since 1970, at which clocks show `local`. A time that clocks
+    /// skip, or show twice, is taken with the offset that Go takes. Upstream: `time.Date`.
     fn seconds(&self, local: DateTime) -> i64 {
         let utc = TimeZone::UTC.to_timestamp(local).map_or(0, jiff::Timestamp::as_second);
         utc - self.offset(utc - self.offset(utc))
@@ -294,7 +294,8 @@ const MINUTE: i64 = 60;
 const HOUR: i64 = 60 * MINUTE;
 
 impl Fields {
-    /// A day must match both fields of days if one of them is a star, otherwise either.
+    /// Returns whether the day matches: both fields of days if one of them is a star, otherwise
+    /// either.
     fn day_matches(&self, local: DateTime) -> bool {
         let of_month = self.day_of_month.contains(local.day());
         let of_week = self.day_of_week.contains(local.weekday().to_sunday_zero_offset());
@@ -394,8 +395,8 @@ impl Fields {
     }
 }
 
-/// The same day of the next month. Where that month is shorter, the days are counted on into the
-/// one after it. Upstream: `Time.AddDate`.
+/// Returns the same day of the next month. Where that month is shorter, the days are counted on
+/// into the one after it. Upstream: `Time.AddDate`.
 fn next_month(date: Date) -> Option<Date> {
     let (year, month) = match date.month() {
         12 => (date.year() + 1, 1),

@@ -18,11 +18,15 @@ const TOLERATED: [(&str, &str); 6] = [
 const TOLERATED_ON_HOST_NETWORK: (&str, &str) =
     ("node.kubernetes.io/network-unavailable", NO_SCHEDULE);
 
-/// The tolerations that daemon pods have besides those of their template.
-pub(super) fn tolerated(host_network: bool) -> impl Iterator<Item = (&'static str, &'static str)> {
+/// Returns the taints, as pairs of key and effect, that daemon pods tolerate besides those of their
+/// template's tolerations.
+pub(super) fn tolerated_taints(
+    host_network: bool,
+) -> impl Iterator<Item = (&'static str, &'static str)> {
     TOLERATED.into_iter().chain(host_network.then_some(TOLERATED_ON_HOST_NETWORK))
 }
 
+/// Whether a node suits the pods of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fit {
     /// The node is to have a pod.
@@ -52,8 +56,8 @@ impl Fit {
     }
 }
 
-/// Returns the tolerations that all pods of sets get, see [`tolerated`]; the last one is only for
-/// pods in the network of the host.
+/// Returns the tolerations that all pods of sets get, see [`tolerated_taints`]; the last one is
+/// only for pods in the network of the host.
 fn added_tolerations(host_network: bool) -> &'static [Toleration] {
     static ALL: LazyLock<Vec<Toleration>> = LazyLock::new(|| {
         let exists = |(key, effect): (&str, &str)| Toleration {
@@ -62,13 +66,14 @@ fn added_tolerations(host_network: bool) -> &'static [Toleration] {
             effect: effect.into(),
             ..Toleration::default()
         };
-        tolerated(true).map(exists).collect()
+        tolerated_taints(true).map(exists).collect()
     });
     &ALL[..ALL.len() - usize::from(!host_network)]
 }
 
-/// Whether a new node, or one with changed labels or taints, queues a set. `is_there`: the node has
-/// a pod of the set. Upstream: `syncNodeUpdate`.
+/// Returns whether a set is queued for a new node, or one with changed labels or taints.
+/// `is_there`: the node has a pod of the set, which may have to go, or may no longer be one of
+/// those that the status counts as `misscheduled`. Upstream: `syncNodeUpdate`.
 pub(super) fn needs_sync(fit: Fit, is_there: bool, misscheduled: i32) -> bool {
     match is_there {
         true => !fit.may_stay || misscheduled > 0,

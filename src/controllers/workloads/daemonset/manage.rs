@@ -69,7 +69,7 @@ fn plan_site(
             running.push(pod);
             continue;
         }
-        // A kubelet that rejects its pods does not get new ones ever more often.
+        // The back-off keeps a kubelet that rejects its pods from getting new ones all the time.
         if pod.status.phase == PodPhase::Failed {
             let wait = wait(&site.node);
             if !wait.is_zero() {
@@ -94,6 +94,8 @@ fn plan_site(
         plan.delete.extend(running.into_iter().skip(1).cloned());
         return;
     }
+    // With a surge the oldest pod of each version stays, the old one until the new one is available
+    // or it is itself not ready.
     let (mut oldest_new, mut oldest_old) = (None, None);
     for pod in running {
         let is_new = pod.meta.labels.get(REVISION_LABEL) == Some(input.hash);

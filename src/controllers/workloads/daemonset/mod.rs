@@ -84,7 +84,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         true => Consistency::default().tracking(&pods).tracking(&sets),
         false => Consistency::default(),
     };
-    // What is forgotten when a set is deleted.
+    // The records that are dropped when a set is deleted.
     let mut records = OwnerRecords::default();
     let consistency = records.add(consistency);
     let expectations = records.add(Expectations::new(c.clock()).seen_in(&pods));
@@ -126,12 +126,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     c.watch(&nodes, &node_queue, |change: Change<'_, Node>, queue: &Queue| {
-        let is_news = match &change {
+        let is_relevant = match &change {
             Change::Added { .. } => true,
-            Change::Updated { old, new } => is_other(old, new),
+            Change::Updated { old, new } => may_change_fit(old, new),
             Change::Resync { .. } | Change::Deleted(_) => false,
         };
-        if is_news {
+        if is_relevant {
             queue.add(change.object().meta.key());
         }
     });
@@ -141,13 +141,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a change of a node can make it suit other sets. Upstream: `shouldIgnoreNodeUpdate`.
-fn is_other(old: &Node, new: &Node) -> bool {
+/// Returns whether an update of a node can make it suit other sets. Upstream:
+/// `shouldIgnoreNodeUpdate`.
+fn may_change_fit(old: &Node, new: &Node) -> bool {
     old.meta.labels != new.meta.labels || old.spec.taints != new.spec.taints
 }
 
-/// Whether `change` is a revision that appeared with its owner. It does not queue the set: a sync
-/// that made the revision used it already. Upstream: `addHistory`.
+/// Returns whether `change` is a revision that appeared with an owner. It does not queue the set:
+/// the sync that made the revision used it already. Upstream: `addHistory`.
 fn is_new_and_owned(change: &Change<'_, ControllerRevision>) -> bool {
     match change {
         Change::Added { new, .. } => {
@@ -157,7 +158,7 @@ fn is_new_and_owned(change: &Change<'_, ControllerRevision>) -> bool {
     }
 }
 
-/// Indexes the pods of DaemonSets, and no others.
+/// Emits the node of `pod` for the index [`BY_NODE`], if a DaemonSet controls the pod.
 fn by_node(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
     let is_daemon = |owner: &str| owner == DaemonSet::RESOURCE.kind;
     let bound = !pod.spec.node_name.is_empty();
@@ -167,7 +168,7 @@ fn by_node(pod: &Pod, emit: &mut dyn FnMut(IndexValue)) {
 }
 
 impl DaemonSets {
-    /// The name of `node`, and whether the pods of `set` belong on it.
+    /// Returns the name of `node`, and whether it suits the pods of `set`.
     fn fit(&self, node: &Node, set: &DaemonSet) -> (ArcStr, Fit) {
         (node.meta.name.clone(), Fit::new(node, &set.spec.placement, self.comparison))
     }
@@ -215,7 +216,7 @@ mod tests {
             (json!({"/spec/taints": []}), true),
             (json!({"/spec/taints/0/effect": "NoExecute"}), true),
         ] {
-            assert_eq!(is_other(&old, &node(change.clone())), is_news, "{change}");
+            assert_eq!(may_change_fit(&old, &node(change.clone())), is_news, "{change}");
         }
     }
 

@@ -36,11 +36,12 @@ impl DaemonSets {
         pods: &mut [Arc<Pod>],
     ) -> Result<Revisions, Error> {
         let collisions = set.status.collision_count;
-        let made = |number| {
+        let new_revision = |number| {
             let template = &set.spec.template;
             NewRevision::of_daemon_set::<DaemonSet>(&set.meta, template, number, collisions)
         };
-        let wanted = made(0)?;
+        // For its data, which do not depend on the number.
+        let wanted = new_revision(0)?;
         let (mut current, mut old) = (Vec::new(), Vec::new());
         let found = owned_or_orphaned(&self.revisions, &set.meta);
         let claimed =
@@ -54,7 +55,7 @@ impl DaemonSets {
         }
         let number = next_revision(&old);
         let current = match current.pop() {
-            None => self.create_revision(set, &made(number)?).await?,
+            None => self.create_revision(set, &new_revision(number)?).await?,
             Some(newest) => {
                 self.drop_duplicates(&newest, &current, pods).await?;
                 if newest.revision < number {
@@ -66,7 +67,7 @@ impl DaemonSets {
         Ok(Revisions { hash: hash(&current).to_owned(), old })
     }
 
-    /// Adds the label with its name to a revision of a manager that did not label them.
+    /// Labels a revision with its name, if a manager that did not label revisions made it.
     async fn ensure_label(
         &self,
         revision: Arc<ControllerRevision>,
@@ -81,7 +82,8 @@ impl DaemonSets {
         Ok(Arc::new(self.client.patch(&key, &Patch::Merge(patch)).await?))
     }
 
-    /// Creates the revision of the set's template; a collision of names is counted, and an error.
+    /// Creates the revision of the set's template. A collision of names is counted in the status,
+    /// and the sync ends with an error.
     /// Upstream: `snapshot`.
     async fn create_revision(
         &self,
@@ -145,8 +147,8 @@ impl DaemonSets {
         Ok(())
     }
 
-    /// Deletes old revisions beyond the limit that no pod is of. Pods that are finished and being
-    /// deleted count too.
+    /// Deletes the old revisions beyond the limit, except those that a pod has. Pods that are
+    /// finished and being deleted count too.
     pub(super) async fn clean_up_revisions(
         &self,
         set: &DaemonSet,
@@ -168,7 +170,7 @@ impl DaemonSets {
     }
 }
 
-/// The hash by which pods name the revision.
+/// Returns the hash by which pods name the revision.
 fn hash(revision: &ControllerRevision) -> &str {
     revision.meta.labels.get(REVISION_LABEL).unwrap_or_default()
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::sites::{Availability, NodePods, Version};
-use crate::controllers::workloads::percent::scaled;
+use crate::controllers::workloads::percent::resolve_rounding_up;
 use crate::objects::{ArcStr, DaemonSetUpdateStrategy, Pod};
 
 /// The limits of a rollout.
@@ -24,13 +24,14 @@ impl Limits {
             && let Some(rolling) = &strategy.rolling_update
         {
             let resolved = match &rolling.max_unavailable {
-                Some(value) => scaled(value, desired, true),
+                Some(value) => resolve_rounding_up(value, desired),
+                // The API server sets a default; upstream's text for its absence.
                 None => Err("nil value for IntOrString".to_owned()),
             };
             max_unavailable =
                 resolved.map_err(|error| format!("invalid value for MaxUnavailable: {error}"))?;
             if let Some(value) = &rolling.max_surge {
-                max_surge = scaled(value, desired, true)
+                max_surge = resolve_rounding_up(value, desired)
                     .map_err(|error| format!("invalid value for MaxSurge: {error}"))?;
             }
         }
@@ -45,11 +46,11 @@ pub(super) fn is_rolling_update(strategy: &DaemonSetUpdateStrategy) -> bool {
     strategy.r#type == "RollingUpdate"
 }
 
-/// Whether a node may have a new pod beside its old one. Upstream: `AllowsSurge`.
-pub(super) fn surges(strategy: &DaemonSetUpdateStrategy) -> bool {
+/// Returns whether a node may have a new pod beside its old one. Upstream: `AllowsSurge`.
+pub(super) fn allows_surge(strategy: &DaemonSetUpdateStrategy) -> bool {
     let max_surge = strategy.rolling_update.as_ref().and_then(|rolling| rolling.max_surge.as_ref());
-    let at_one = max_surge.and_then(|value| scaled(value, 1, true).ok());
-    is_rolling_update(strategy) && at_one.is_some_and(|surge| surge > 0)
+    let surge_of_one = max_surge.and_then(|value| resolve_rounding_up(value, 1).ok());
+    is_rolling_update(strategy) && surge_of_one.is_some_and(|surge| surge > 0)
 }
 
 /// The planned writes.
@@ -82,19 +83,20 @@ impl Pair<'_> {
     }
 }
 
-/// The sites that a rollout considers.
+/// Returns the nodes that a rollout considers: those that have a pod or should have one.
 fn considered_sites(sites: &[NodePods]) -> impl Iterator<Item = &NodePods> {
     sites.iter().filter(|site| !site.pods.is_empty() || site.should_run())
 }
 
-/// How many may be added to `count` up to `limit`.
+/// Returns how many may be added to `count` up to `limit`.
 fn available_room(limit: i32, count: usize) -> usize {
     usize::try_from(limit).unwrap_or(0).saturating_sub(count)
 }
 
-/// Deletes old pods so that no more than `max_unavailable` are unavailable; unavailable old pods
-/// are deleted at once. New pods are created when the old ones are gone.
-pub(super) fn replace(
+/// Plans the deletion of old pods, so that no more than `max_unavailable` are unavailable;
+/// unavailable old pods are deleted at once. [`manage`](super::manage) creates the new pods when
+/// the old ones are gone.
+pub(super) fn plan_replacement(
     sites: &[NodePods],
     version: &Version<'_>,
     availability: Availability,
@@ -122,13 +124,13 @@ pub(super) fn replace(
     Plan { delete, create: Vec::new() }
 }
 
-/// Creates new pods beside the old ones, no more than `max_surge` beside available ones, and
-/// deletes an old pod when the new one is available. On a node that is to have no pod any more, the
-/// old pod is deleted when enough others are available.
+/// Plans a rollout that creates new pods beside the old ones, no more than `max_surge` beside
+/// available ones, and deletes an old pod when the new one is available. On a node that is to have
+/// no pod any more, the old pod is deleted when enough others are available.
 ///
 /// # Errors
 /// When an old pod is on a node that does not exist: the rollout waits until it is cleaned up.
-pub(super) fn surge(
+pub(super) fn plan_surge(
     sites: &[NodePods],
     version: &Version<'_>,
     availability: Availability,
@@ -145,7 +147,7 @@ pub(super) fn surge(
         let counted = old.or(new);
         available += usize::from(counted.is_some_and(|pod| availability.is_available(pod)));
         match (old, new) {
-            // A missing pod is made by `manage`.
+            // The node is up to date, or `manage` makes the missing pod.
             (None, _) => {}
             (Some(old), Some(new)) => match availability.is_available(new) {
                 true => plan.delete.push(old.clone()),
@@ -158,6 +160,8 @@ pub(super) fn surge(
                         site.node, site.node
                     ));
                 }
+                // Beside an unavailable old pod a new one is created at once, or the old one is
+                // deleted. An available old pod stays until the limits below allow either.
                 match (availability.is_available(old), site.should_run()) {
                     (false, false) => plan.delete.push(old.clone()),
                     (false, true) => plan.create.push(site.node.clone()),
@@ -214,7 +218,7 @@ mod tests {
         ] {
             let limits = Limits::new(&strategy, desired);
             let limits = limits.ok().map(|limits| (limits.max_surge, limits.max_unavailable));
-            assert_eq!((limits, surges(&strategy)), (expected, surging), "{strategy:?}");
+            assert_eq!((limits, allows_surge(&strategy)), (expected, surging), "{strategy:?}");
         }
     }
 
@@ -260,7 +264,7 @@ mod tests {
         ];
         for (pods, max_unavailable, certain, count) in table {
             let sites = sites(&running(&["a", "b", "c"]), pods);
-            let plan = replace(&sites, &VERSION, availability(), *max_unavailable);
+            let plan = plan_replacement(&sites, &VERSION, availability(), *max_unavailable);
             let deleted = names(&plan.delete);
             assert_eq!(deleted.len(), *count, "{pods:?} {max_unavailable}: {deleted:?}");
             assert!(certain.iter().all(|name| deleted.iter().any(|other| other == name)));
@@ -268,8 +272,8 @@ mod tests {
         // A node that is to have no pod counts only while it has one.
         let unwanted = [("a", RUNS), ("b", STAYS), ("c", STAYS)];
         let sites = sites(&unwanted, &[("a-1", "old ready"), ("b-1", "new")]);
-        assert_eq!(names(&replace(&sites, &VERSION, availability(), 1).delete).len(), 0);
-        assert_eq!(names(&replace(&sites, &VERSION, availability(), 2).delete), ["a-1"]);
+        assert_eq!(names(&plan_replacement(&sites, &VERSION, availability(), 1).delete).len(), 0);
+        assert_eq!(names(&plan_replacement(&sites, &VERSION, availability(), 2).delete), ["a-1"]);
     }
 
     #[test]
@@ -300,7 +304,7 @@ mod tests {
         ];
         for (pods, max_surge, count, certain, deleted) in table {
             let sites = sites(&running(&["a", "b", "c"]), pods);
-            let plan = surge(&sites, &VERSION, availability(), *max_surge).unwrap();
+            let plan = plan_surge(&sites, &VERSION, availability(), *max_surge).unwrap();
             assert_eq!(plan.create.len(), *count, "{pods:?} {max_surge}: {plan:?}");
             assert!(certain.iter().all(|node| plan.create.iter().any(|other| **other == **node)));
             assert_eq!(names(&plan.delete), *deleted, "{pods:?} {max_surge}");
@@ -316,7 +320,7 @@ mod tests {
             ([("a-1", "new"), ("b-1", "old")], vec!["b-1"]),
         ] {
             let sites = sites(&unwanted, &pods);
-            let plan = surge(&sites, &VERSION, availability(), 1).unwrap();
+            let plan = plan_surge(&sites, &VERSION, availability(), 1).unwrap();
             assert_eq!(
                 (names(&plan.delete), plan.create.len()),
                 (deleted.iter().map(ToString::to_string).collect(), 0),
@@ -324,7 +328,7 @@ mod tests {
             );
         }
         let stray = sites(&running(&["a"]), &[("gone-1", "old ready")]);
-        let error = surge(&stray, &VERSION, availability(), 1).unwrap_err();
+        let error = plan_surge(&stray, &VERSION, availability(), 1).unwrap_err();
         assert!(error.starts_with("couldn't get node for nodeName \"gone\""), "{error}");
     }
 }

@@ -40,6 +40,7 @@ pub(super) struct Version<'a> {
 }
 
 impl Version<'_> {
+    /// Returns whether `pod` is of this version: by its hash or, of an old manager, its generation.
     /// Upstream: `IsPodUpdated`.
     pub fn is_of(&self, pod: &Pod) -> bool {
         let labels = &pod.meta.labels;
@@ -60,13 +61,14 @@ pub(super) struct Availability {
 }
 
 impl Availability {
-    /// Whether `pod` has been ready for `minReadySeconds`.
+    /// Returns whether `pod` has been ready for `minReadySeconds`.
     pub fn is_available(&self, pod: &Pod) -> bool {
         pod.is_available(self.min_ready_seconds, self.now)
     }
 }
 
-/// Sorts `pods` by their nodes; a pod without one belongs to none. The nodes that exist come first.
+/// Groups `pods` by the nodes that they run on or are meant for; pods without one are left out. The
+/// nodes that exist come first, also those without pods; missing nodes that pods name follow.
 /// Upstream: `getNodesToDaemonPods`.
 pub(super) fn group_by_node(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<NodePods> {
     let mut by_node: HashMap<&str, Vec<Arc<Pod>>> = HashMap::new();
@@ -89,12 +91,13 @@ pub(super) fn group_by_node(nodes: &[(ArcStr, Fit)], pods: &[Arc<Pod>]) -> Vec<N
     sites
 }
 
-/// Whether a pod has a node, or names one.
+/// Returns whether a pod runs on a node, or is meant for one.
 pub(super) fn has_target(pod: &Pod) -> bool {
     pod.target_node().is_some()
 }
 
-/// Scheduled pods first, then the oldest. Upstream: `podByCreationTimestampAndPhase`.
+/// Compares two pods: scheduled ones come first, then the oldest. Upstream:
+/// `podByCreationTimestampAndPhase`.
 pub(super) fn order(one: &Pod, other: &Pod) -> Ordering {
     let key = |pod: &Pod| (pod.spec.node_name.is_empty(), pod.meta.creation_timestamp);
     key(one).cmp(&key(other)).then_with(|| one.meta.name.cmp(&other.meta.name))

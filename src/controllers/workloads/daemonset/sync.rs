@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::backoff::FailureKey;
-use super::fit::{Fit, tolerated};
+use super::fit::{Fit, tolerated_taints};
 use super::manage::{self, PlanInput};
 use super::revisions::Revisions;
 use super::rolling::{self, Limits, is_rolling_update};
@@ -52,7 +52,7 @@ impl Work {
         self.pods = pods;
     }
 
-    /// How pods of the current version are recognised. Upstream: `GetTemplateGeneration`.
+    /// Returns the version by which current pods are recognised. Upstream: `GetTemplateGeneration`.
     fn version(&self) -> Version<'_> {
         let annotation = self.set.meta.annotations.get(GENERATION_ANNOTATION);
         let generation = annotation.and_then(|text| text.parse().ok());
@@ -128,6 +128,7 @@ impl DaemonSets {
         Err(failure)
     }
 
+    /// Returns the pods that the set owns, after adopting orphans and releasing others.
     /// Upstream: `getDaemonPods`.
     async fn claimed_pods(
         &self,
@@ -145,7 +146,7 @@ impl DaemonSets {
         let strategy = work.set.spec.update_strategy.clone();
         let availability = self.availability(&work.set);
         let hash = &*work.revisions.hash;
-        let input = PlanInput { hash, surges: rolling::surges(&strategy), availability };
+        let input = PlanInput { hash, surges: rolling::allows_surge(&strategy), availability };
         let plan = manage::plan(&work.sites, &input, |node| self.wait(&work.set, node));
         *again = plan.again;
         for (pod, node) in &plan.ended {
@@ -164,8 +165,11 @@ impl DaemonSets {
             let limits = Limits::new(&strategy, desired).map_err(failed)?;
             let (version, availability) = (work.version(), self.availability(&work.set));
             let rolling::Plan { delete, create } = match limits.max_surge {
-                0 => rolling::replace(sites, &version, availability, limits.max_unavailable),
-                max_surge => rolling::surge(sites, &version, availability, max_surge)
+                0 => {
+                    let most = limits.max_unavailable;
+                    rolling::plan_replacement(sites, &version, availability, most)
+                }
+                max_surge => rolling::plan_surge(sites, &version, availability, max_surge)
                     .map_err(Error::other)?,
             };
             if !create.is_empty() || !delete.is_empty() {
@@ -182,7 +186,8 @@ impl DaemonSets {
         Availability { min_ready_seconds: set.spec.min_ready_seconds, now: self.clock.now() }
     }
 
-    /// How long a failed pod of `set` on `node` has to wait for its replacement.
+    /// Counts a failed pod of `set` on `node`, and returns how long it has to wait for its
+    /// replacement: see `Backoff::wait`.
     fn wait(&self, set: &DaemonSet, node: &ArcStr) -> Duration {
         let generation = set.status.observed_generation.unwrap_or(0);
         let key = FailureKey { set: set.meta.uid.clone(), generation, node: node.clone() };
@@ -245,7 +250,7 @@ impl DaemonSets {
             pod.metadata.set_label(REVISION_LABEL, hash);
         }
         pod.edit_spec(|spec| {
-            tolerated(spec.is_on_host_network())
+            tolerated_taints(spec.is_on_host_network())
                 .try_for_each(|(key, effect)| spec.tolerate(key, effect))
         })?;
         Ok(pod)
@@ -309,7 +314,8 @@ impl DaemonSets {
     }
 }
 
-/// `None`: only an event queues the set again.
+/// Returns how a successful sync ends: the set is synced again `after` this time; with `None` only
+/// an event queues it.
 fn next(after: Option<Duration>) -> Next {
     after.map_or(Next::Done, Next::After)
 }

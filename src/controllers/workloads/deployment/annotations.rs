@@ -27,24 +27,24 @@ pub(super) fn to_map(labels: &Labels) -> Annotations {
     labels.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// `labels` with `key` at `value`.
+/// Returns `labels` with `key` set to `value`.
 pub(super) fn with_label(labels: &Labels, key: &str, value: &str) -> Labels {
     labels.iter().filter(|(k, _)| *k != key).chain([(key, value)]).collect()
 }
 
-/// Whether an annotation is never copied: it belongs to the Deployment or the ReplicaSet.
+/// Returns whether an annotation is never copied: it belongs to the Deployment or the ReplicaSet.
 /// Upstream: `annotationsToSkip`.
 pub(super) fn is_not_copied(key: &str) -> bool {
     [LAST_APPLIED, REVISION, REVISION_HISTORY, DESIRED_REPLICAS, MAX_REPLICAS, ROLLBACK_TO]
         .contains(&key)
 }
 
-/// The revision of an object; 0 without the annotation, `None` when it is no number.
+/// Returns the revision of an object; 0 without the annotation, `None` when it is no number.
 pub(super) fn revision(meta: &Meta) -> Option<i64> {
     meta.annotations.get(REVISION).map_or(Some(0), |text| text.parse().ok())
 }
 
-/// The highest of `revisions`; 0 of none. Upstream: `MaxRevision`.
+/// Returns the highest of `revisions`; 0 without any. Upstream: `MaxRevision`.
 pub(super) fn max_revision(revisions: impl IntoIterator<Item = i64>) -> i64 {
     revisions.into_iter().fold(0, i64::max)
 }
@@ -63,7 +63,7 @@ pub(super) fn last_revision(revisions: impl IntoIterator<Item = i64>) -> i64 {
     second
 }
 
-/// A number of replicas noted in an annotation, if it is one.
+/// Returns the number of replicas in the annotation `key`; `None` if it is missing or no number.
 pub(super) fn replicas(labels: &Labels, key: &str) -> Option<i32> {
     let text = labels.get(key)?;
     if !text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -72,7 +72,8 @@ pub(super) fn replicas(labels: &Labels, key: &str) -> Option<i32> {
     text.parse().ok()
 }
 
-/// The annotations with which a ReplicaSet of `desired` and at most `max` replicas notes them.
+/// Returns the annotations with which a ReplicaSet records the `desired` replicas of its
+/// Deployment, and the most that it may have with the surge.
 pub(super) fn sizes(desired: i32, max: i32) -> [(&'static str, String); 2] {
     [(DESIRED_REPLICAS, desired.to_string()), (MAX_REPLICAS, max.to_string())]
 }
@@ -86,7 +87,7 @@ pub(super) fn of_newest(
     current: &Annotations,
     new_revision: i64,
 ) -> Option<Annotations> {
-    let mut next = copied(deployment, current);
+    let mut next = with_copied(deployment, current);
     let old = current.get(REVISION);
     let old_revision = match old.map(String::as_str) {
         None | Some("") => 0,
@@ -95,7 +96,9 @@ pub(super) fn of_newest(
     };
     if old_revision < new_revision {
         next.insert(REVISION.to_owned(), new_revision.to_string());
-        if let Some(history) = old.and_then(|old| appended(current.get(REVISION_HISTORY), old)) {
+        if let Some(history) =
+            old.and_then(|old| append_revision(current.get(REVISION_HISTORY), old))
+        {
             next.insert(REVISION_HISTORY.to_owned(), history);
         }
     }
@@ -105,17 +108,17 @@ pub(super) fn of_newest(
     Some(next)
 }
 
-/// `current`, overridden by the annotations that the Deployment passes on.
-pub(super) fn copied(deployment: &Labels, current: &Annotations) -> Annotations {
+/// Returns `current`, overridden by the annotations that are copied from the Deployment.
+pub(super) fn with_copied(deployment: &Labels, current: &Annotations) -> Annotations {
     let mut next = current.clone();
-    let handed_down = deployment.iter().filter(|(key, _)| !is_not_copied(key));
-    next.extend(handed_down.map(|(key, value)| (key.to_owned(), value.to_owned())));
+    let copied = deployment.iter().filter(|(key, _)| !is_not_copied(key));
+    next.extend(copied.map(|(key, value)| (key.to_owned(), value.to_owned())));
     next
 }
 
-/// Returns `history` with `revision` at its end and the oldest dropped as it gets too long. `None`:
-/// no room even so.
-fn appended(history: Option<&String>, revision: &str) -> Option<String> {
+/// Returns `history` with `revision` at its end; the oldest revisions are dropped if it gets too
+/// long. `None`: there is no room even so.
+fn append_revision(history: Option<&String>, revision: &str) -> Option<String> {
     let history = history.map_or("", String::as_str);
     let mut kept: Vec<&str> = history.split(',').collect();
     if kept[0].is_empty() {
@@ -206,9 +209,9 @@ mod tests {
     fn the_history_stays_short() {
         let full = vec!["1000"; 400].join(",");
         assert_eq!(full.len(), 1999);
-        let history = appended(Some(&full), "1001").unwrap();
+        let history = append_revision(Some(&full), "1001").unwrap();
         assert_eq!((history.len(), history.ends_with("1000,1001")), (1999, true));
-        assert_eq!(appended(None, "1").as_deref(), Some("1"));
-        assert_eq!(appended(Some(&"1".to_owned()), &"2".repeat(2001)), None);
+        assert_eq!(append_revision(None, "1").as_deref(), Some("1"));
+        assert_eq!(append_revision(Some(&"1".to_owned()), &"2".repeat(2001)), None);
     }
 }

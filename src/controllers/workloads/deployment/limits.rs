@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::controllers::workloads::percent::scaled;
+use crate::controllers::workloads::percent::{resolve_rounding_down, resolve_rounding_up};
 use crate::objects::{Deployment, RollingUpdate};
 
 /// How far a rollout may go above and below the wanted number of pods.
@@ -32,8 +32,8 @@ impl Limits {
         Limits { max_surge, max_unavailable: max_unavailable.min(desired) }
     }
 
-    /// The most pods that a Deployment of `desired` may have at a time. Any number is valid as a
-    /// surge; where the sum is too large it wraps, as upstream's does, and the rollout stands
+    /// Returns the most pods that a Deployment of `desired` may have at a time. Any number is valid
+    /// as a surge; where the sum is too large it wraps, as upstream's does, and the rollout stands
     /// still.
     pub fn max_replicas(self, desired: i32) -> i32 {
         desired.wrapping_add(self.max_surge)
@@ -44,15 +44,17 @@ pub(super) fn is_rolling_update(deployment: &Deployment) -> bool {
     deployment.spec.strategy.r#type == "RollingUpdate"
 }
 
-/// Both in one step: when both come to nothing a rollout could never move, so one pod may then be
-/// unavailable. Surge is rounded up, unavailability down. Upstream: `ResolveFenceposts`.
+/// Returns maxSurge, rounded up, and maxUnavailable, rounded down, as numbers of pods. If both are
+/// 0 the rollout could never move, so one pod may then be unavailable. Upstream:
+/// `ResolveFenceposts`.
 fn resolve_fenceposts(
     max_surge: Option<&IntOrString>,
     max_unavailable: Option<&IntOrString>,
     desired: i32,
 ) -> Result<(i32, i32), String> {
-    let surge = max_surge.map_or(Ok(0), |value| scaled(value, desired, true))?;
-    let unavailable = max_unavailable.map_or(Ok(0), |value| scaled(value, desired, false))?;
+    let surge = max_surge.map_or(Ok(0), |value| resolve_rounding_up(value, desired))?;
+    let unavailable =
+        max_unavailable.map_or(Ok(0), |value| resolve_rounding_down(value, desired))?;
     Ok((surge, if surge == 0 && unavailable == 0 { 1 } else { unavailable }))
 }
 

@@ -77,6 +77,7 @@ struct DeploymentController {
 }
 
 impl DeploymentController {
+    /// Syncs a Deployment; not an error: its namespace is being deleted.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         match self.sync_deployment(&key).await {
             // The namespace deletes the rest.
@@ -87,7 +88,7 @@ impl DeploymentController {
         }
     }
 
-    /// Brings a Deployment one step on: by its scale, a rollback, or its strategy.
+    /// Takes the next step for a Deployment: of scaling, of a rollback, or of its strategy.
     /// Upstream: `syncDeployment`.
     async fn sync_deployment(&self, key: &ObjectKey) -> SyncResult {
         let Some(cached) = self.deployments.get(key) else {

@@ -45,6 +45,7 @@ fn rollout_status(
         && current.is_some_and(|current| has_reason(current, status::NEW_AVAILABLE));
     match status::progress_deadline(deployment) {
         None => status::remove_condition(&mut next, PROGRESSING),
+        // The condition of an ended rollout stays, though pods may be unavailable again.
         Some(_) if was_complete => {}
         Some(deadline) => {
             let progress = |status: &str, reason, what: &str| {
@@ -81,7 +82,8 @@ fn has_reason(condition: &Condition, reason: &str) -> bool {
     condition.reason.as_deref() == Some(reason)
 }
 
-/// Upstream: `DeploymentTimedOut`.
+/// Returns whether the rollout has made no progress for the time of `deadline`, by the condition
+/// Progressing. Upstream: `DeploymentTimedOut`.
 fn has_timed_out(progressing: Option<&Condition>, deadline: Duration, now: Timestamp) -> bool {
     match progressing {
         None => false,
@@ -92,7 +94,7 @@ fn has_timed_out(progressing: Option<&Condition>, deadline: Duration, now: Times
     }
 }
 
-/// The failure that a ReplicaSet reports, the new one before the old. Upstream:
+/// Returns the failure that a ReplicaSet reports, the new one before the old. Upstream:
 /// `getReplicaFailures`.
 fn replica_failure(sets: &Sets) -> Option<Condition> {
     let failures = sets.new.iter().chain(&sets.old).flat_map(|set| &set.status.conditions);

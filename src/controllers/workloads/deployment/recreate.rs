@@ -47,7 +47,7 @@ impl DeploymentController {
         let mut sets = self.sync_sets(deployment, owned_sets).await?;
         let mut shrunk = false;
         for set in sets.active_old() {
-            shrunk |= self.scale_replica_set(deployment, &set, 0, false).await?.is_some();
+            shrunk |= self.scale_replica_set(deployment, &set, 0).await?.is_some();
         }
         if shrunk || old_pods_remain(&sets, |set| owned_pods::<ReplicaSet>(&self.pods, &set.meta)) {
             return self.sync_rollout_status(deployment, &sets).await;
@@ -58,7 +58,7 @@ impl DeploymentController {
         let Some(new) = &sets.new else {
             return Err(Error::other("the new ReplicaSet is missing"));
         };
-        self.scale_replica_set(deployment, new, deployment.replicas(), false).await?;
+        self.scale_replica_set(deployment, new, deployment.replicas()).await?;
         if is_complete(deployment, &deployment.status) {
             self.clean_up_history(deployment, &sets.old).await?;
         }
@@ -66,7 +66,8 @@ impl DeploymentController {
     }
 }
 
-/// Whether an old ReplicaSet counts pods, or has one that is not finished. Upstream: `oldPodsRunning`.
+/// Returns whether an old ReplicaSet counts pods, or has one that is not finished. Upstream:
+/// `oldPodsRunning`.
 fn old_pods_remain(sets: &Sets, pods: impl Fn(&ReplicaSet) -> Vec<Arc<Pod>>) -> bool {
     sets.old.iter().any(|set| set.status.replicas > 0)
         || sets.old.iter().any(|set| pods(set).iter().any(|pod| !pod.is_terminal()))

@@ -14,7 +14,8 @@ const REVISION_NOT_FOUND: &str = "DeploymentRollbackRevisionNotFound";
 const TEMPLATE_UNCHANGED: &str = "DeploymentRollbackTemplateUnchanged";
 const DONE: &str = "DeploymentRollback";
 
-/// The revision asked for, 0 for the last one. What is no number is ignored.
+/// Returns the revision that the annotation asks for, 0 for the last one. A text that is no number
+/// is ignored.
 /// Upstream: `getRollbackTo`.
 pub(super) fn rollback_to(deployment: &Deployment) -> Option<i64> {
     deployment.meta.annotations.get(ROLLBACK_TO)?.parse().ok()
@@ -76,7 +77,7 @@ impl DeploymentController {
             .modify(&key, |live| {
                 decided_on_this = live["metadata"]["resourceVersion"] == *version;
                 if decided_on_this {
-                    apply(live, target);
+                    apply_rollback(live, target);
                 }
                 decided_on_this
             })
@@ -91,10 +92,10 @@ impl DeploymentController {
     }
 }
 
-/// Edits the whole Deployment. The annotations go back to those of the target, or its ReplicaSet
-/// would be given those of the template that is left behind.
+/// Removes the request from the Deployment `live` and, with a `target`, puts back its template and
+/// annotations. Otherwise the target would get the annotations of the template that is left behind.
 /// Upstream: `SetFromReplicaSetTemplate`, `SetDeploymentAnnotationsTo`.
-fn apply(live: &mut Value, target: Option<&ReplicaSet>) {
+fn apply_rollback(live: &mut Value, target: Option<&ReplicaSet>) {
     let mut kept = match live["metadata"]["annotations"].take() {
         Value::Object(annotations) => annotations,
         _ => Map::new(),
@@ -129,14 +130,14 @@ mod tests {
         }))
         .unwrap();
         let mut cleared = live.clone();
-        apply(&mut cleared, None);
+        apply_rollback(&mut cleared, None);
         assert_eq!(cleared["spec"], live["spec"]);
         assert_eq!(
             cleared["metadata"]["annotations"],
             json!({"cause": "edit", "extra": "x", "deployment.kubernetes.io/revision": "2"})
         );
         let mut back = live;
-        apply(&mut back, Some(&target));
+        apply_rollback(&mut back, Some(&target));
         assert_eq!(
             back,
             json!({

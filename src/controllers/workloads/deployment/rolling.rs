@@ -9,7 +9,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet};
 
 impl DeploymentController {
-    /// Takes one step of a rolling update: up, or else down.
+    /// Takes one step of a rolling update: grows the new ReplicaSet, or else shrinks the old ones.
     /// Upstream: `rolloutRolling`.
     pub(super) async fn roll(&self, deployment: &mut Deployment, owned: &mut Owned) -> SyncResult {
         let sets = self.sync_sets_with_new(deployment, owned).await?;
@@ -18,8 +18,8 @@ impl DeploymentController {
         };
         let mut failure = None;
         if !self.grow_new(deployment, &sets, &new).await? {
-            // The status has to be right, and its deadline to pass, while the old ones cannot
-            // shrink.
+            // A failure is returned at the end: the status has to be right, and its deadline to
+            // pass, while the old ones cannot shrink.
             match self.shrink_old(deployment, &sets, &new).await {
                 Ok(true) => {}
                 Ok(false) if !is_complete(deployment, &deployment.status) => {}
@@ -55,13 +55,15 @@ impl DeploymentController {
             desired
         } else {
             let most = Limits::new(deployment).max_replicas(desired);
-            scaling::newest(desired, most, sets.replicas(), new.replicas())
+            scaling::new_size(desired, most, sets.replicas(), new.replicas())
         };
-        Ok(self.scale_replica_set(deployment, new, size, false).await?.is_some())
+        Ok(self.scale_replica_set(deployment, new, size).await?.is_some())
     }
 
-    /// Shrinks the old ReplicaSets as far as enough pods stay available. Returns whether that is
-    /// the step of this sync, as [`Shrink::scaled`]. Upstream: `reconcileOldReplicaSets`.
+    /// Shrinks the old ReplicaSets as far as enough pods stay available. Returns
+    /// [`Shrink::scaled`]: whether that is the step of this sync, after which the history is not
+    /// cleaned up yet.
+    /// Upstream: `reconcileOldReplicaSets`.
     async fn shrink_old(
         &self,
         deployment: &Deployment,
@@ -77,8 +79,8 @@ impl DeploymentController {
         let min_available = deployment.replicas() - Limits::new(deployment).max_unavailable;
         let Shrink { steps, scaled } = scaling::shrink(&view, PodCounts::from(new), min_available);
         for step in steps {
-            let (set, annotate) = (&old[step.index], false);
-            let written = self.scale_replica_set(deployment, set, step.size, annotate).await?;
+            let set = &old[step.index];
+            let written = self.scale_replica_set(deployment, set, step.size).await?;
             if let Some(written) = written {
                 old[step.index] = written;
             }

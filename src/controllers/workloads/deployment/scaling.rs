@@ -9,15 +9,16 @@ pub(super) struct Share {
     pub max_before: Option<i32>,
 }
 
-/// What the Deployment may grow by or has to shrink by, over all its ReplicaSets. `most`: here and
-/// below, [`super::limits::Limits::max_replicas`].
+/// Returns by how many replicas the ReplicaSets may grow or, if negative, have to shrink, all
+/// together. `most`: here and below, [`super::limits::Limits::max_replicas`].
 pub(super) fn to_add(desired: i32, most: i32, total: i32) -> i32 {
     let allowed = if desired > 0 { most } else { 0 };
     allowed.saturating_sub(total)
 }
 
-/// Computes the new sizes, in the order of `shares`: each in proportion to its own, the remainder
-/// to the first. `status_replicas`: the Deployment's, for shares that never noted `max_before`.
+/// Computes the new sizes of several ReplicaSets, in the order of `shares`: each in proportion to
+/// its size, and the first also gets the remainder. `status_replicas`: the Deployment's, for shares
+/// that never noted `max_before`.
 /// Upstream: `scale`, `GetReplicaSetProportion`.
 pub(super) fn proportional(
     shares: &[Share],
@@ -45,7 +46,8 @@ pub(super) fn proportional(
     sizes
 }
 
-/// Returns what one ReplicaSet changes by so that its part of the whole stays the same.
+/// Returns by how many replicas one ReplicaSet changes, so that its part of the whole stays the
+/// same.
 fn fraction(share: Share, desired: i32, most: i32, status_replicas: i32) -> i32 {
     if desired == 0 {
         return -share.replicas;
@@ -61,9 +63,10 @@ fn fraction(share: Share, desired: i32, most: i32, status_replicas: i32) -> i32 
     (scaled.round() as i32).saturating_sub(share.replicas)
 }
 
-/// The size of the newest ReplicaSet in the next step of a rolling update.
+/// Returns the size of the new ReplicaSet after the next step of a rolling update. `total`: the
+/// replicas of all ReplicaSets; `current`: those of the new one.
 /// Upstream: `NewRSNewReplicas`.
-pub(super) fn newest(desired: i32, most: i32, total: i32, current: i32) -> i32 {
+pub(super) fn new_size(desired: i32, most: i32, total: i32, current: i32) -> i32 {
     if total >= most {
         return current;
     }
@@ -89,13 +92,15 @@ pub(super) struct Step {
 pub(super) struct Shrink {
     /// In this order; one ReplicaSet may come twice.
     pub steps: Vec<Step>,
-    /// This is the step that the rollout takes: what would follow waits for the next sync.
+    /// Whether this is the step of the rollout in this sync, so that the cleanup of the history
+    /// waits for a later one. Not set when `steps` is only a part of the plan.
     pub scaled: bool,
 }
 
-/// Plans how old ReplicaSets shrink. First old pods that are not available go: they only hold up
-/// the rollout. Then others, as far as at least `min_available` stay. Pods of the new ReplicaSet
-/// that are not available yet cost no old ones. `old`: those that should have pods, oldest first.
+/// Plans how old ReplicaSets shrink. Old pods that are not available are deleted first: they only
+/// hold up the rollout. Then others are, as long as at least `min_available` stay available. No old
+/// pod is deleted for a new one that is not available yet. `old`: those that should have pods,
+/// oldest first.
 /// Upstream: `reconcileOldReplicaSets`.
 pub(super) fn shrink(old: &[PodCounts], new: PodCounts, min_available: i32) -> Shrink {
     let sizes = old.iter().map(|set| set.replicas);
@@ -109,19 +114,19 @@ pub(super) fn shrink(old: &[PodCounts], new: PodCounts, min_available: i32) -> S
         Ok(steps) => steps,
         Err(steps) => return Shrink { steps, scaled: false },
     };
-    let mut left = old.to_vec();
+    let mut remaining = old.to_vec();
     for step in &steps {
-        left[step.index].replicas = step.size;
+        remaining[step.index].replicas = step.size;
     }
     let available = old.iter().map(|set| set.available).fold(new.available, i32::saturating_add);
-    steps.extend(scale_down_old(&left, available.saturating_sub(min_available)));
+    steps.extend(scale_down_old(&remaining, available.saturating_sub(min_available)));
     let scaled = !steps.is_empty();
     Shrink { steps, scaled }
 }
 
-/// Takes away at most `limit` pods that are not available, oldest ReplicaSet first. `Err`: only
-/// these steps, and then no more in this round, as a ReplicaSet reports more available pods than
-/// it should have. Upstream: `cleanupUnhealthyReplicas`.
+/// Plans to take away at most `limit` pods that are not available, oldest ReplicaSet first. `Err`
+/// has the steps before a ReplicaSet that reports more available pods than it should have: only
+/// these are taken in this sync. Upstream: `cleanupUnhealthyReplicas`.
 fn scale_down_unhealthy(old: &[PodCounts], limit: i32) -> Result<Vec<Step>, Vec<Step>> {
     let mut steps = Vec::new();
     let mut dropped = 0;
@@ -142,7 +147,7 @@ fn scale_down_unhealthy(old: &[PodCounts], limit: i32) -> Result<Vec<Step>, Vec<
     Ok(steps)
 }
 
-/// Takes away `count` pods, oldest ReplicaSet first.
+/// Plans to take away `count` pods, oldest ReplicaSet first.
 /// Upstream: `scaleDownOldReplicaSetsForRollingUpdate`.
 fn scale_down_old(old: &[PodCounts], count: i32) -> Vec<Step> {
     let mut left = count;
@@ -214,7 +219,7 @@ mod tests {
                 let add = to_add(desired, most, 4);
                 assert_eq!(proportional(&[share; 2], add, desired, most, 0).len(), 2);
             }
-            assert_eq!(newest(3, most, 4, 2), if most > 4 { 3 } else { 2 });
+            assert_eq!(new_size(3, most, 4, 2), if most > 4 { 3 } else { 2 });
         }
         let old = PodCounts { replicas: i32::MAX, available: 0 };
         assert!(shrink(&[old, old], old, i32::MAX).steps.is_empty());
@@ -231,7 +236,7 @@ mod tests {
                 let add = to_add(desired, most, one.saturating_add(other));
                 let sizes = proportional(&[share(one), share(other)], add, desired, most, 0);
                 assert!(sizes[0] >= 0, "{one} {other} {before} {desired} {surge}");
-                let newest = newest(desired, most, one.saturating_add(other), one);
+                let newest = new_size(desired, most, one.saturating_add(other), one);
                 assert!(newest <= desired.max(one), "{one} {other} {desired} {surge}");
                 let old = |replicas| PodCounts { replicas, available: before };
                 let steps = shrink(&[old(one), old(other)], old(desired), surge).steps;
@@ -253,7 +258,7 @@ mod tests {
             (10, 5, 10, 9, 10),
         ] {
             assert_eq!(
-                newest(desired, desired + surge, total, current),
+                new_size(desired, desired + surge, total, current),
                 next,
                 "{desired} {surge} {total} {current}"
             );
@@ -301,8 +306,8 @@ mod tests {
         }
     }
 
-    /// Walks a rolling update to its end, new pods becoming available one round after they are made.
-    /// The limits hold after every step.
+    /// Walks a rolling update to its end, new pods becoming available one round after they are
+    /// made. The limits hold after every step.
     #[test]
     fn a_rollout_keeps_its_limits_and_ends() {
         for (desired, surge, unavailable) in
@@ -319,7 +324,7 @@ mod tests {
                 assert!(rounds < 1000, "{desired} {surge} {unavailable}: stuck at {new:?} {old:?}");
                 let total = |old: &[PodCounts]| old.iter().map(|set| set.replicas).sum::<i32>();
                 let size =
-                    newest(desired, desired + surge, total(&old) + new.replicas, new.replicas);
+                    new_size(desired, desired + surge, total(&old) + new.replicas, new.replicas);
                 if size == new.replicas {
                     for step in shrink(&old, new, desired - unavailable).steps {
                         old[step.index].replicas = step.size;

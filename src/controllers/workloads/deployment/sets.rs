@@ -55,8 +55,9 @@ impl Sets {
         self.all().map(|set| set.replicas()).fold(0, i32::saturating_add)
     }
 
-    /// Whether the Deployment was scaled to `desired` since one of them was, as an active one
-    /// notes. Upstream: `isScalingEvent`.
+    /// Returns whether an active ReplicaSet was last scaled when the Deployment wanted another
+    /// number of replicas than `desired`, so that the Deployment was scaled since. Upstream:
+    /// `isScalingEvent`.
     pub fn lag_behind(&self, desired: i32) -> bool {
         let noted =
             |set: &ReplicaSet| annotations::replicas(&set.meta.annotations, DESIRED_REPLICAS);
@@ -78,23 +79,23 @@ impl Sets {
     }
 }
 
-/// Oldest first. Upstream: `ReplicaSetsByCreationTimestamp`.
+/// Compares by age: oldest first. Upstream: `ReplicaSetsByCreationTimestamp`.
 pub(super) fn by_creation(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     let key = |set: &ReplicaSet| (set.meta.creation_timestamp, set.meta.name.clone());
     key(a).cmp(&key(b))
 }
 
-/// Largest first, then newest. Upstream: `ReplicaSetsBySizeNewer`.
+/// Compares by size: largest first, then newest. Upstream: `ReplicaSetsBySizeNewer`.
 pub(super) fn by_size_newer(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     b.replicas().cmp(&a.replicas()).then_with(|| by_creation(b, a))
 }
 
-/// Largest first, then oldest. Upstream: `ReplicaSetsBySizeOlder`.
+/// Compares by size: largest first, then oldest. Upstream: `ReplicaSetsBySizeOlder`.
 pub(super) fn by_size_older(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     b.replicas().cmp(&a.replicas()).then_with(|| by_creation(a, b))
 }
 
-/// Lowest revision first; oldest first where one of the two cannot be read.
+/// Compares by revision, lowest first; by age where one of the two cannot be read.
 /// Upstream: `ReplicaSetsByRevision`.
 fn by_revision(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     let by_number = match (annotations::revision(&a.meta), annotations::revision(&b.meta)) {
@@ -104,13 +105,13 @@ fn by_revision(a: &ReplicaSet, b: &ReplicaSet) -> Ordering {
     by_number.then_with(|| by_creation(a, b))
 }
 
-/// Up to this many are sorted by insertion, as upstream does: where a revision cannot be read,
-/// [`by_revision`] is not transitive, and the result depends on the way.
-const INSERTED: usize = 12;
+/// Up to this many ReplicaSets are sorted by insertion, as upstream does: where a revision cannot
+/// be read, [`by_revision`] is not transitive, and the result depends on the algorithm.
+const MOST_SORTED_BY_INSERTION: usize = 12;
 
-/// Sorts `sets` by revision, then oldest first. One whose revision cannot be read has the highest
-/// revision of those before it in age, which gives every set its place.
-fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
+/// Sorts `sets` by revision, then oldest first. One whose revision cannot be read is sorted as if
+/// it had the highest revision of the older ones.
+fn sort_by_revision(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
     sets.sort_by(|a, b| by_creation(a, b));
     let mut highest = i64::MIN;
     let mut placed: Vec<(i64, &Arc<ReplicaSet>)> = Vec::with_capacity(sets.len());
@@ -124,8 +125,8 @@ fn in_history(mut sets: Vec<&Arc<ReplicaSet>>) -> Vec<&Arc<ReplicaSet>> {
     placed.into_iter().map(|(_, set)| set).collect()
 }
 
-/// Returns the old ReplicaSets to delete so that `limit` stay: lowest revision first, and none that
-/// has pods, may get some, or is going anyway.
+/// Returns the old ReplicaSets to delete so that `limit` stay: lowest revision first. One that has
+/// pods, may get some, or is being deleted already is not among them.
 /// Upstream: `cleanupDeployment`.
 pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<ReplicaSet>> {
     let mut staying: Vec<_> = old.iter().filter(|set| !set.meta.is_being_deleted()).collect();
@@ -133,8 +134,8 @@ pub(super) fn beyond_history(old: &[Arc<ReplicaSet>], limit: i32) -> Vec<Arc<Rep
     if surplus == 0 {
         return Vec::new();
     }
-    if staying.len() > INSERTED {
-        staying = in_history(staying);
+    if staying.len() > MOST_SORTED_BY_INSERTION {
+        staying = sort_by_revision(staying);
     } else {
         for end in 1..staying.len() {
             let mut at = end;

@@ -47,7 +47,7 @@ pub(super) fn find_condition<'a>(
 }
 
 /// Sets a condition, unless it is there with the same status and reason. The time of its transition
-/// stays when its status does. Upstream: `SetDeploymentCondition`.
+/// changes with its status. Upstream: `SetDeploymentCondition`.
 pub(super) fn set_condition(status: &mut DeploymentStatus, mut condition: Condition) {
     if let Some(current) = find_condition(status, &condition.type_)
         && current.status == condition.status
@@ -70,7 +70,8 @@ pub(super) fn remove_condition(status: &mut DeploymentStatus, kind: &str) {
     }
 }
 
-/// Upstream: `ReplicaSetToDeploymentCondition`.
+/// Returns the condition of a ReplicaSet as one of its Deployment. Upstream:
+/// `ReplicaSetToDeploymentCondition`.
 pub(super) fn from_replica_set(condition: &Condition) -> Condition {
     Condition { last_update_time: condition.last_transition_time, ..condition.clone() }
 }
@@ -113,8 +114,9 @@ pub(super) fn calculate(
     without_defaults(status)
 }
 
-/// `None` while a ReplicaSet that has a status does not show the count. Upstream:
-/// `GetTerminatingReplicaCountForReplicaSets` (gate `DeploymentReplicaSetTerminatingReplicas`).
+/// Returns the number of pods that are being deleted; `None` while a ReplicaSet that has a status
+/// does not show its number. Upstream: `GetTerminatingReplicaCountForReplicaSets` (gate
+/// `DeploymentReplicaSetTerminatingReplicas`).
 fn terminating(sets: &Sets) -> Option<i32> {
     let mut known = sets.all().map(|set| match set.status.terminating_replicas {
         None if set.status.observed_generation == 0 => Some(0),
@@ -143,7 +145,8 @@ pub(super) fn without_defaults(mut status: DeploymentStatus) -> DeploymentStatus
     status
 }
 
-/// Every pod is of the new template and available, and none is left of the old.
+/// Returns whether the rollout is complete: every pod is of the new template and available, and no
+/// old one is left.
 /// Upstream: `DeploymentComplete`.
 pub(super) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) -> bool {
     let desired = deployment.replicas();
@@ -153,7 +156,8 @@ pub(super) fn is_complete(deployment: &Deployment, status: &DeploymentStatus) ->
         && status.observed_generation.unwrap_or(0) >= deployment.meta.generation
 }
 
-/// Something moved from `old` to `new`: more new, ready or available pods, or fewer old ones.
+/// Returns whether the rollout has progressed from `old` to `new`: there are more new, ready or
+/// available pods, or fewer old ones.
 /// Upstream: `DeploymentProgressing`.
 pub(super) fn has_progressed(old: &DeploymentStatus, new: &DeploymentStatus) -> bool {
     let count = |count: Option<i32>| count.unwrap_or(0);
@@ -165,12 +169,14 @@ pub(super) fn has_progressed(old: &DeploymentStatus, new: &DeploymentStatus) -> 
         || count(new.available_replicas) > count(old.available_replicas)
 }
 
-/// `spec.progressDeadlineSeconds`, unless its value means "none". Upstream: `HasProgressDeadline`.
+/// Returns `spec.progressDeadlineSeconds`; its largest value means no deadline. Upstream:
+/// `HasProgressDeadline`.
 pub(super) fn progress_deadline(deployment: &Deployment) -> Option<Duration> {
     let seconds = deployment.spec.progress_deadline_seconds.filter(|secs| *secs != i32::MAX)?;
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
+/// Returns the last update of a condition; 1970 if it is not known.
 pub(super) fn updated_at(condition: &Condition) -> Timestamp {
     condition.last_update_time.unwrap_or_default()
 }

@@ -52,7 +52,8 @@ impl DeploymentController {
         Ok(Next::Done)
     }
 
-    /// Notes a pause or its end, so that the time it took is not held against the rollout.
+    /// Writes the condition Progressing when the rollout was paused or resumed, so that the
+    /// deadline does not count the time of the pause.
     /// Upstream: `checkPausedConditions`.
     pub(super) async fn check_paused(&self, deployment: &mut Deployment) -> Result<(), Error> {
         let Some((reason, message)) = paused_condition(deployment) else { return Ok(()) };
@@ -62,8 +63,9 @@ impl DeploymentController {
         self.write_status(deployment).await
     }
 
-    /// Updates the annotations of the new ReplicaSet, or else the Deployment's revision; returns
-    /// the ReplicaSets. Upstream: `getAllReplicaSetsAndSyncRevision`.
+    /// Returns the ReplicaSets by role, after updating the new one's annotations or, if these are
+    /// right already, the Deployment's revision. Creates nothing. Upstream:
+    /// `getAllReplicaSetsAndSyncRevision`.
     pub(super) async fn sync_sets(
         &self,
         deployment: &mut Deployment,
@@ -105,7 +107,8 @@ impl DeploymentController {
         let mut sets = self.sync_sets(deployment, owned).await?;
         if sets.new.is_none() {
             let created = match self.create_new(deployment, &sets).await {
-                // Meanwhile the status follows the old ones.
+                // The creation has to wait: see `Creations`. Meanwhile the status follows the old
+                // ones.
                 Err(error) if error.wait().is_some() => {
                     self.sync_status(deployment, &sets).await?;
                     return Err(error);
@@ -129,7 +132,7 @@ impl DeploymentController {
         let desired = deployment.replicas();
         let most = Limits::new(deployment).max_replicas(desired);
         let size = if is_rolling_update(deployment) {
-            scaling::newest(desired, most, sets.replicas(), 0)
+            scaling::new_size(desired, most, sets.replicas(), 0)
         } else {
             desired
         };
@@ -150,7 +153,7 @@ impl DeploymentController {
                 }
                 return Ok(found);
             }
-            // Nothing can be created there any more; no use in saying so.
+            // Nothing can be created there any more, which needs no event.
             Err(error) if error.is_namespace_terminating() => return Err(error.into()),
             Err(error) => return Err(self.report_failed_create(deployment, &name, error).await),
         };
@@ -160,7 +163,8 @@ impl DeploymentController {
         }
         let changes = changes(deployment, &body, &created);
         let (named, recorder) = (("ReplicaSet", &*name), &self.recorder);
-        if let Err(wait) = self.creations.created(deployment, permit, recorder, named, &changes) {
+        let recorded = self.creations.record_created(deployment, permit, recorder, named, &changes);
+        if let Err(wait) = recorded {
             set_revision(deployment, &revision.to_string());
             if status::progress_deadline(deployment).is_some() {
                 let reason = status::FAILED_CREATE;
@@ -181,20 +185,22 @@ impl DeploymentController {
         Ok(created)
     }
 
-    /// Why `deployment` would not recognise the ReplicaSet `body`; none if it would.
+    /// Creates the ReplicaSet `body` in a dry run, and returns why `deployment` would not recognise
+    /// it; nothing if it would.
     async fn dry_run(&self, deployment: &Deployment, body: &Value) -> client::Result<Vec<String>> {
         let sets = self.client.resource(&ReplicaSet::RESOURCE).dry_run();
         match sets.create::<ReplicaSet>(&deployment.meta.namespace, body).await {
             Ok(created) => Ok(changes(deployment, body, &created)),
-            // The one that was changed has this name; its creation leads to the next name.
+            // The one that came back changed has this name. The creation fails too, and the next
+            // sync takes another name.
             Err(error) if error.is_already_exists() => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }
 
-    /// Handles that a ReplicaSet has the new one's name already: it is ours, made before this cache
-    /// knew of it, or another whose template has the same hash. Then the next sync tries another
-    /// name.
+    /// Returns the ReplicaSet that has the new one's `name` already, if it is the new one, created
+    /// before this cache showed it. Otherwise its template has the same hash: then this increments
+    /// the collision count, so that the next sync takes another name, and returns `error`.
     async fn handle_existing_name(
         &self,
         deployment: &mut Deployment,
@@ -246,13 +252,13 @@ impl DeploymentController {
     async fn scale(&self, deployment: &Deployment, sets: &Sets) -> Result<(), Error> {
         let desired = deployment.replicas();
         if let Some(only) = sets.active_or_latest() {
-            self.scale_replica_set(deployment, only, desired, false).await?;
+            self.scale_replica_set(deployment, only, desired).await?;
             return Ok(());
         }
         if sets.new.as_ref().is_some_and(|new| is_saturated(deployment, new)) {
             // Old pods are left over from ReplicaSets that were adopted after the rollout.
             for old in sets.active_old() {
-                self.scale_replica_set(deployment, &old, 0, false).await?;
+                self.scale_replica_set(deployment, &old, 0).await?;
             }
             return Ok(());
         }
@@ -272,27 +278,41 @@ impl DeploymentController {
         let current = deployment.status.replicas.unwrap_or(0);
         let sizes = scaling::proportional(&shares, to_add, desired, most, current);
         for (set, size) in active.iter().zip(sizes) {
-            self.scale_replica_set(deployment, set, size, true).await?;
+            self.scale_and_annotate(deployment, set, size).await?;
         }
         Ok(())
     }
 
-    /// Gives `set` this size, and notes the Deployment's. With `annotate` the note is brought up to
-    /// date even if the size stays. The ReplicaSet as written, when its size changed.
-    /// Upstream: `scaleReplicaSet`.
+    /// Scales `set` to `size`, with the annotations about the Deployment's size, unless it has that
+    /// size already. Returns the ReplicaSet as written; `None` if nothing was.
+    /// Upstream: `scaleReplicaSetAndRecordEvent`.
     pub(super) async fn scale_replica_set(
         &self,
         deployment: &Deployment,
         set: &ReplicaSet,
         size: i32,
-        annotate: bool,
+    ) -> Result<Option<Arc<ReplicaSet>>, Error> {
+        if set.replicas() == size {
+            return Ok(None);
+        }
+        self.scale_and_annotate(deployment, set, size).await
+    }
+
+    /// Scales `set` to `size`, and updates the annotations about the Deployment's size even if it
+    /// has that size already. Returns the ReplicaSet as written; `None` if its size stays.
+    /// Upstream: `scaleReplicaSet`.
+    async fn scale_and_annotate(
+        &self,
+        deployment: &Deployment,
+        set: &ReplicaSet,
+        size: i32,
     ) -> Result<Option<Arc<ReplicaSet>>, Error> {
         let before = set.replicas();
         let desired = deployment.replicas();
         let notes = annotations::sizes(desired, Limits::new(deployment).max_replicas(desired));
-        let noted =
+        let is_noted =
             notes.iter().all(|(key, value)| set.meta.annotations.get(key) == Some(value.as_str()));
-        if before == size && (noted || !annotate) {
+        if before == size && is_noted {
             return Ok(None);
         }
         let notes: Map<String, Value> =
@@ -328,7 +348,8 @@ impl DeploymentController {
         Ok(())
     }
 
-    /// Writes the status and the annotations of `deployment`, which then is as the API has it.
+    /// Writes the status and the annotations of `deployment`, which then has the version that was
+    /// written.
     pub(super) async fn write_status(&self, deployment: &mut Deployment) -> Result<(), Error> {
         let status = &deployment.status;
         let written = self.client.update_status_for_metadata(&*deployment, status).await?;
@@ -337,7 +358,8 @@ impl DeploymentController {
         Ok(())
     }
 
-    /// Sends a merge patch that holds only if `set` is still the newest version.
+    /// Patches `set`, and returns it as written. The API server refuses the patch if `set` is no
+    /// longer the newest version.
     async fn patch_replica_set(
         &self,
         deployment: &Deployment,
@@ -350,7 +372,8 @@ impl DeploymentController {
         Ok(Arc::new(written))
     }
 
-    /// The next sync of `deployment` waits until the cache has seen `version`.
+    /// Records a write, so that the next sync of `deployment` waits until the cache of `resource`
+    /// has seen `version`.
     pub(super) fn record_write(
         &self,
         deployment: &Deployment,
@@ -361,7 +384,8 @@ impl DeploymentController {
         self.consistency.record_write(&meta.key(), &meta.uid, resource, version);
     }
 
-    /// Sets the condition Progressing, without writing it.
+    /// Sets the condition Progressing of `deployment`, without a write. `value`: the condition's
+    /// status.
     fn set_progressing(
         &self,
         deployment: &mut Deployment,
@@ -383,6 +407,7 @@ fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static s
     match (deployment.spec.paused, reason) {
         // A deadline that has passed stays visible.
         (_, Some(status::TIMED_OUT)) => None,
+        // It is noted already.
         (true, Some(status::PAUSED)) => None,
         (true, _) => Some((status::PAUSED, "Deployment is paused")),
         (false, Some(status::PAUSED)) => Some((status::RESUMED, "Deployment is resumed")),
@@ -390,14 +415,15 @@ fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static s
     }
 }
 
-/// The revision of the new ReplicaSet: one more than the highest of the old. After the largest
-/// number it wraps, as upstream's: any number is valid in the annotation.
+/// Returns the revision of the new ReplicaSet: one more than the highest of the old. After the
+/// largest number it wraps, as upstream's: any number is valid in the annotation.
 fn next_revision(sets: &Sets) -> i64 {
     annotations::max_revision(sets.old.iter().filter_map(|set| annotations::revision(&set.meta)))
         .wrapping_add(1)
 }
 
-/// Whether the annotation changed. Upstream: `SetDeploymentRevision`.
+/// Sets the revision in the annotation of `deployment`, without a write, and returns whether it
+/// changed. Upstream: `SetDeploymentRevision`.
 fn set_revision(deployment: &mut Deployment, revision: &str) -> bool {
     let current = &deployment.meta.annotations;
     if current.get(REVISION).unwrap_or_default() == revision {
@@ -407,7 +433,8 @@ fn set_revision(deployment: &mut Deployment, revision: &str) -> bool {
     true
 }
 
-/// Returns what has to change on the new ReplicaSet when it is there already.
+/// Returns the patch of annotations and minReadySeconds for a new ReplicaSet that exists already;
+/// `None` if it is up to date.
 fn newest_patch(deployment: &Deployment, new: &ReplicaSet, revision: i64) -> Option<Value> {
     let current = annotations::to_map(&new.meta.annotations);
     let next = annotations::of_newest(&deployment.meta.annotations, &current, revision);
@@ -415,8 +442,8 @@ fn newest_patch(deployment: &Deployment, new: &ReplicaSet, revision: i64) -> Opt
     if next.is_none() && new.spec.min_ready_seconds == min_ready {
         return None;
     }
-    let copied = || annotations::copied(&deployment.meta.annotations, &current);
-    let mut changed = next.unwrap_or_else(copied);
+    let with_copied = || annotations::with_copied(&deployment.meta.annotations, &current);
+    let mut changed = next.unwrap_or_else(with_copied);
     changed.retain(|key, value| current.get(key) != Some(value));
     let mut patch = json!({"metadata": {"annotations": changed}});
     if new.spec.min_ready_seconds != min_ready {
@@ -463,7 +490,8 @@ fn new_replica_set(
     body
 }
 
-/// Why `deployment` does not take a new ReplicaSet, which was sent as `sent`, as its newest.
+/// Returns why `deployment` does not take `created`, which was sent as `sent`, as its new
+/// ReplicaSet; nothing if it does.
 fn changes(deployment: &Deployment, sent: &Value, created: &ReplicaSet) -> Vec<String> {
     let labels: Labels = from_json(&sent["metadata"]["labels"].to_string()).unwrap_or_default();
     let selector = deployment.spec.selector.as_ref();
@@ -472,7 +500,8 @@ fn changes(deployment: &Deployment, sent: &Value, created: &ReplicaSet) -> Vec<S
     changes
 }
 
-/// The new ReplicaSet has all the pods, knows so, and all are available. Upstream: `IsSaturated`.
+/// Returns whether the new ReplicaSet should have all the pods, by its spec and its annotation, and
+/// all are available. Upstream: `IsSaturated`.
 fn is_saturated(deployment: &Deployment, set: &ReplicaSet) -> bool {
     let desired = deployment.replicas();
     set.replicas() == desired

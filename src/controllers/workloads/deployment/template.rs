@@ -49,8 +49,8 @@ const BLANK_MEANS_ABSENT: [&str; 13] = [
     "hostIP",
 ];
 
-/// `template` such that templates which mean the same are equal as JSON; their hash labels are
-/// ignored. Upstream: `apiequality.Semantic.DeepEqual` takes absent and empty as equal, and
+/// Returns `template` as JSON that is equal for templates which mean the same; their hash labels
+/// are left out. Upstream: `apiequality.Semantic.DeepEqual` takes absent and empty as equal, and
 /// compares quantities by their value.
 pub(super) fn canonical(template: &Template) -> Value {
     let mut value = without_hash(template);
@@ -58,7 +58,7 @@ pub(super) fn canonical(template: &Template) -> Value {
     value
 }
 
-/// The template's JSON without its hash label. Upstream: `CloneAndRemoveLabel`.
+/// Returns the template's JSON without its hash label. Upstream: `CloneAndRemoveLabel`.
 pub(super) fn without_hash(template: &Template) -> Value {
     let mut value = template.to_value();
     if let Some(labels) = value.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
@@ -67,13 +67,13 @@ pub(super) fn without_hash(template: &Template) -> Value {
     value
 }
 
-/// Upstream: `EqualIgnoreHash`.
+/// Returns whether both mean the same, except for their hash labels. Upstream: `EqualIgnoreHash`.
 pub(super) fn equal_ignoring_hash(one: &Template, other: &Template) -> bool {
     digest(one) == digest(other)
 }
 
-/// The places below `spec.template` at which `other` differs from `one`; none where both are equal
-/// but for their hash labels.
+/// Returns the places below `spec.template` at which `other` differs from `one`; nothing if only
+/// their hash labels differ.
 pub(super) fn differences(one: &Template, other: &Template) -> Vec<String> {
     let mut places = Vec::new();
     if !equal_ignoring_hash(one, other) {
@@ -82,8 +82,8 @@ pub(super) fn differences(one: &Template, other: &Template) -> Vec<String> {
     places
 }
 
-/// The digest of the canonical form. A sync compares the templates of all its ReplicaSets, which
-/// hardly ever change.
+/// Returns the digest of the canonical form, computed once for each template: a sync compares the
+/// templates of all its ReplicaSets, which hardly ever change.
 fn digest(template: &Template) -> u128 {
     template.digest(|template| {
         let sum = Sha256::digest(canonical(template).to_string());
@@ -91,9 +91,9 @@ fn digest(template: &Template) -> u128 {
     })
 }
 
-/// Whether `{}` in this field of a `parent` says no more than its absence. The resources of a pod
-/// as a whole are a pointer in the API, those of a container are not. Those of a claim, which are
-/// in a `spec` too, are always written by the API server.
+/// Returns whether `{}` in this field of a `parent` says no more than its absence. The resources of
+/// a pod as a whole are a pointer in the API, those of a container are not. Those of a claim, which
+/// are in a `spec` too, are always written by the API server.
 fn empty_means_absent(parent: &str, field: &str) -> bool {
     EMPTY_MEANS_ABSENT.contains(&field) && (parent, field) != ("spec", "resources")
 }
@@ -137,13 +137,14 @@ fn normalize_quantity(quantity: &Value) -> Value {
     }
 }
 
-/// The value of the hash label, the Go manager's: the ReplicaSet of a template has the same name
-/// whichever of the two makes it. Upstream: `ComputeHash`.
+/// Returns the value of the hash label, which is the Go manager's too: the ReplicaSet of a template
+/// has the same name whichever of the two makes it. Upstream: `ComputeHash`.
 pub(super) fn hash(template: &Template, collision_count: Option<i32>) -> String {
     template_hash(&pod_template_dump(&template.to_value()), collision_count)
 }
 
-/// `<deployment>-<hash>`, the Deployment's name cut where the whole would be too long for a name.
+/// Returns `<deployment>-<hash>`, the Deployment's name cut where the whole would be too long for a
+/// name.
 /// Upstream: `generateReplicaSetName`.
 pub(super) fn replica_set_name(deployment: &str, hash: &str) -> String {
     const LONGEST_NAME: usize = 253;

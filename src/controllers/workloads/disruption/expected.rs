@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Disruption;
 use crate::cache::Lister;
 use crate::client::Scales;
-use crate::controllers::workloads::percent::scaled;
+use crate::controllers::workloads::percent::resolve_rounding_up;
 use crate::controllers::{Error, keys};
 use crate::objects::{
     Object, ObjectKey, OwnerReference, Pod, PodDisruptionBudget, PodDisruptionBudgetSpec, Resource,
@@ -18,9 +18,11 @@ use crate::objects::{
 /// What the message about a controller without a Scale says in addition to the Go manager's.
 pub(super) const SCALE_HINT: &str = "; a budget of its pods needs an integer minAvailable";
 
+/// The pods that a budget expects.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Expected {
     pub count: i32,
+    /// How many of them must be healthy.
     pub desired: i32,
     /// Some pods have no controller.
     pub has_unmanaged: bool,
@@ -49,7 +51,7 @@ enum Demand<'a> {
 }
 
 impl Demand<'_> {
-    /// The API server allows one of both fields.
+    /// Reads what the budget asks for. The API server allows only one of both fields.
     fn new(spec: &PodDisruptionBudgetSpec) -> Demand<'_> {
         match (&spec.max_unavailable, &spec.min_available) {
             (Some(value), _) => Demand::AllBut(value),
@@ -63,9 +65,9 @@ impl Demand<'_> {
     fn desired(&self, expected: i32) -> Result<i32, String> {
         match self {
             Demand::Count(count) => Ok(*count),
-            Demand::Part(part) => scaled(part, expected, true),
+            Demand::Part(part) => resolve_rounding_up(part, expected),
             Demand::AllBut(value) => {
-                Ok(expected.saturating_sub(scaled(value, expected, true)?).max(0))
+                Ok(expected.saturating_sub(resolve_rounding_up(value, expected)?).max(0))
             }
             Demand::Nothing => Ok(0),
         }
@@ -93,7 +95,7 @@ impl Disruption {
     /// Returns the sum of the replicas of all controllers of `pods`, and whether some pods have
     /// none. A controller without a scale is an error unless all its pods have finished, as those
     /// of a Job: no eviction can disrupt them.
-    /// Upstream: `getExpectedScale`, where it always is.
+    /// Upstream: `getExpectedScale`, where it is always an error.
     async fn expected_scale(&self, pods: &[Arc<Pod>]) -> Result<(i32, bool), Error> {
         let mut scales: HashMap<Uid, i32> = HashMap::new();
         let (mut seen_owners, mut has_unmanaged) = (HashSet::new(), false);
@@ -120,9 +122,9 @@ impl Disruption {
         Ok((sum, has_unmanaged))
     }
 
-    /// Returns the controller that decides on the number of pods, which may be the controller of
-    /// `owner`, and that number. The caches answer for the built-in kinds, Scales for the others. A
-    /// DaemonSet has no Scale: it wants a pod for each of its nodes.
+    /// Returns the scale of the controller that decides on the number of pods: `owner`, a
+    /// controller of pods, or the controller of `owner`. The caches answer for the built-in kinds,
+    /// Scales for the others. A DaemonSet has no Scale: it wants a pod for each of its nodes.
     /// Upstream: `finders`.
     async fn scale_of(&self, namespace: &str, owner: &OwnerReference) -> Result<Scale, Error> {
         let cached = match (owner.group(), owner.kind.as_str()) {
@@ -161,7 +163,8 @@ impl Disruption {
     }
 }
 
-/// The uid and the number of replicas of `owner`; `None` if it is not in the cache.
+/// Returns the uid and the number of replicas of `owner`; `None` if it is not in the cache. Without
+/// a number in its spec the API's default, 1, counts.
 fn replicas<O: Object + Resource>(
     lister: &Lister<O>,
     namespace: &str,
@@ -191,6 +194,7 @@ async fn by_scale(
         Ok(scale) if scale.meta.uid == owner.uid => {
             Ok(Scale::Found(scale.meta.uid, scale.replicas))
         }
+        // Another object of this name.
         Ok(_) => Ok(Scale::Gone),
         Err(error) if error.is_not_found() => match scales.are_served(resource).await? {
             true => Ok(Scale::Gone),

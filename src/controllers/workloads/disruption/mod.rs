@@ -85,8 +85,8 @@ struct Disruption {
     daemon_sets: Lister<DaemonSet>,
 }
 
-/// Whether the scale of a DaemonSet is another one, which may come after the last event of its
-/// pods.
+/// Returns whether a DaemonSet wants another number of pods than before. That may change after the
+/// last event of its pods.
 fn wants_other_number(change: &Change<'_, DaemonSet>) -> bool {
     let number = |set: &DaemonSet| set.status.desired_number_scheduled;
     match change {
@@ -97,7 +97,7 @@ fn wants_other_number(change: &Change<'_, DaemonSet>) -> bool {
 }
 
 impl Disruption {
-    /// The budgets that select pods with these labels.
+    /// Returns the budgets that select pods with these labels.
     fn budgets_for(&self, namespace: &str, labels: &Labels) -> Vec<Arc<PodDisruptionBudget>> {
         let mut budgets = self.budgets.in_namespace(namespace);
         budgets.retain(|budget| {
@@ -137,7 +137,7 @@ impl Disruption {
             return Err(error);
         }
         // Until a sync succeeds no eviction is allowed.
-        let failed = status::failed(&budget.status, error.message(), self.clock.now());
+        let failed = status::fail_safe(&budget.status, error.message(), self.clock.now());
         let is_changed = failed != budget.status;
         let level = if is_changed { log::Level::Error } else { log::Level::Debug };
         log::log!(level, "Failed to sync PDB {key}: {error}");
@@ -195,6 +195,7 @@ impl Disruption {
         })
     }
 
+    /// Returns the pods that the budget selects.
     fn pods_of(&self, budget: &PodDisruptionBudget) -> Result<Vec<Arc<Pod>>, Error> {
         let selector = Selector::try_from(budget.spec.selector.as_ref())?;
         let mut pods = self.pods.in_namespace(&budget.meta.namespace);

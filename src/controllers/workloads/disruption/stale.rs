@@ -24,7 +24,7 @@ pub(super) struct Stale {
 }
 
 impl Stale {
-    /// See [`stale_after`].
+    /// Returns the time until the condition of `pod` is stale: see the function [`stale_after`].
     pub fn stale_after(&self, pod: &Pod) -> Option<Duration> {
         stale_after(pod, self.clock.now())
     }
@@ -47,8 +47,8 @@ impl Stale {
     }
 }
 
-/// Returns when the condition of a pod becomes stale; `None` if never. The kubelet may set it a
-/// long time before the pod is deleted.
+/// Returns the time until the condition DisruptionTarget of a pod is stale; `None` if it is not
+/// set, or never stale: the kubelet may set it a long time before the pod is deleted.
 /// Upstream: `nonTerminatingPodHasStaleDisruptionCondition`.
 fn stale_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let condition = pod.status.condition("DisruptionTarget")?;

@@ -25,12 +25,13 @@ pub(super) struct Disrupted {
     pub recheck: Option<Timestamp>,
 }
 
-/// Until when a pod that may be evicted counts as disrupted.
+/// Returns until when a pod counts as disrupted whose eviction was `allowed` at this time.
 fn deadline(allowed: Option<Timestamp>) -> Timestamp {
     allowed.unwrap_or(Timestamp::from_secs(0)) + DELETION_TIMEOUT
 }
 
-/// Sorts the disrupted pods: which still wait for their deletion, and which are overdue.
+/// Splits the pods whose eviction was allowed, which the status has as `known`, into those that
+/// still wait for their deletion and those that are overdue. The others are dropped.
 /// Upstream: `buildDisruptedPodMap`.
 pub(super) fn disrupted(pods: &[Arc<Pod>], known: &DisruptedPods, now: Timestamp) -> Disrupted {
     let mut disrupted = Disrupted::default();
@@ -48,7 +49,7 @@ pub(super) fn disrupted(pods: &[Arc<Pod>], known: &DisruptedPods, now: Timestamp
     disrupted
 }
 
-/// The pods that are ready and stay. Upstream: `countHealthyPods`.
+/// Counts the pods that are ready and stay. Upstream: `countHealthyPods`.
 pub(super) fn healthy(pods: &[Arc<Pod>], disrupted: &DisruptedPods, now: Timestamp) -> i32 {
     let goes = |pod: &Pod| {
         pod.meta.is_being_deleted()
@@ -111,27 +112,27 @@ pub(super) fn calculate(
 }
 
 /// Returns the status that allows no eviction, with the reason. A condition of the Go manager,
-/// which says less, stays.
+/// whose message lacks [`SCALE_HINT`], stays.
 /// Upstream: `failSafe`.
-pub(super) fn failed(
+pub(super) fn fail_safe(
     old: &PodDisruptionBudgetStatus,
     why: String,
     now: Timestamp,
 ) -> PodDisruptionBudgetStatus {
     let mut status = PodDisruptionBudgetStatus { disruptions_allowed: 0, ..old.clone() };
     let generation = old.observed_generation;
-    let is_said = status.conditions.iter().any(|known| {
+    let is_shown = status.conditions.iter().any(|known| {
         known.r#type == DISRUPTION_ALLOWED
             && known.reason == "SyncFailed"
             && (known.message == why || why.strip_suffix(SCALE_HINT) == Some(&*known.message))
     });
-    if !is_said {
+    if !is_shown {
         set_condition(&mut status.conditions, "False", "SyncFailed", why, generation, now);
     }
     status
 }
 
-/// Sets the condition DisruptionAllowed; its time moves when its status does.
+/// Sets the condition DisruptionAllowed; the time of its transition changes with its status.
 /// Upstream: `meta.SetStatusCondition`.
 fn set_condition(
     conditions: &mut Vec<BudgetCondition>,
@@ -248,7 +249,7 @@ mod tests {
         let good = PodDisruptionBudgetStatus::default();
         let good = calculate(&good, 2, counts, DisruptedPods::new(), NOW);
         let later = NOW + Duration::from_secs(10);
-        let failed = failed(&good, "no".into(), later);
+        let failed = fail_safe(&good, "no".into(), later);
         assert_eq!(failed.disruptions_allowed, 0);
         assert_eq!((failed.current_healthy, failed.expected_pods), (5, 5));
         let condition: Value = serde_json::to_value(&failed.conditions[0]).unwrap();

@@ -43,9 +43,9 @@ impl Failures {
         failures
     }
 
-    /// The time until pods may be created.
+    /// Returns the time until pods may be created.
     pub fn wait(self, now: Timestamp) -> Duration {
-        wait(self.count, self.last, now)
+        remaining_wait(self.count, self.last, now)
     }
 }
 
@@ -54,8 +54,9 @@ impl Failures {
 pub struct BackoffStore(Mutex<HashMap<ObjectKey, Failures>>);
 
 impl BackoffStore {
-    /// Returns the failures of the Job `key`. Those before the start of this manager are found by
-    /// the pods that are still there.
+    /// Returns the failures of the Job `key`, with those of pods that are seen finished for the
+    /// first time. Without a record, as after a start of the manager, they are computed from all
+    /// finished pods that still exist.
     pub fn failures(
         &self,
         key: &ObjectKey,
@@ -70,7 +71,7 @@ impl BackoffStore {
         }
     }
 
-    /// Keeps the failures of the Job `job` for its next sync.
+    /// Records the failures of the Job `job` for its next sync.
     pub fn set(&self, job: &ObjectKey, failures: Failures) {
         self.0.lock().insert(job.clone(), failures);
     }
@@ -82,18 +83,18 @@ impl OwnerRecord for BackoffStore {
     }
 }
 
-/// The time until a pod may replace `failed`, which itself had replaced `before` pods.
+/// Returns the time until a pod may replace `failed`, which itself had replaced `before` pods.
 /// Upstream: `getRemainingTimePerIndex`.
 pub fn wait_for_index(spec: &JobSpec, failed: &Pod, before: u32, now: Timestamp) -> Duration {
     match delays_successor(spec, failed) {
-        true => wait(before.saturating_add(1), finished_at(failed), now),
+        true => remaining_wait(before.saturating_add(1), finished_at(failed), now),
         false => Duration::ZERO,
     }
 }
 
-/// Whether the successor of a failed pod has to wait. It does not after a disruption that the
-/// policy ignores, if the pod had existed for the time of the first delay: pods that are disrupted
-/// again and again are replaced no faster than after failures.
+/// Returns whether the successor of a failed pod has to wait. It need not after a disruption that
+/// the policy ignores, if the pod had existed for the time of the first delay: so pods that are
+/// disrupted again and again are replaced no faster than after failures.
 fn delays_successor(spec: &JobSpec, failed: &Pod) -> bool {
     // Without the ends of containers a pod that was never ready seems to have ended at its start.
     let disrupted_at = || failed.rare_status()?.disruption_target_since;
@@ -103,9 +104,10 @@ fn delays_successor(spec: &JobSpec, failed: &Pod) -> bool {
         || existed().is_none_or(|time| time < FIRST)
 }
 
-/// Returns how long the next pod has to wait after this number of failures.
+/// Returns how long the next pod has to wait after this number of failures, the last of which was
+/// at `last`.
 /// Upstream: `getRemainingTimeForFailuresCount`.
-fn wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
+fn remaining_wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Duration {
     if failures == 0 {
         return Duration::ZERO;
     }

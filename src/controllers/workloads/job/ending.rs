@@ -51,7 +51,7 @@ pub fn decide(state: &SyncState, now: Timestamp) -> Option<JobCondition> {
     Some(condition("SuccessCriteriaMet", true, "SuccessPolicy", &message, now))
 }
 
-/// Whether as many pods have succeeded as the Job asks for, while `active` still run.
+/// Returns whether as many pods have succeeded as the Job asks for, and none is active.
 pub fn is_complete(spec: &JobSpec, succeeded: i32, active: i32) -> bool {
     active == 0
         && match spec.completions {
@@ -61,14 +61,14 @@ pub fn is_complete(spec: &JobSpec, succeeded: i32, active: i32) -> bool {
         }
 }
 
-/// Upstream: `newSuccessCondition`.
-pub fn completed(now: Timestamp) -> JobCondition {
+/// Makes the condition of a Job that has enough succeeded pods. Upstream: `newSuccessCondition`.
+pub fn completion_condition(now: Timestamp) -> JobCondition {
     let message = "Reached expected number of succeeded pods";
     condition("SuccessCriteriaMet", true, "CompletionsReached", message, now)
 }
 
-/// The time until the deadline, zero when it has passed; `None` without one, or while the Job is
-/// suspended.
+/// Returns the time until the deadline, zero when it has passed; `None` without one, or while the
+/// Job is suspended.
 pub fn time_left(spec: &JobSpec, status: &JobStatus, now: Timestamp) -> Option<Duration> {
     let seconds = spec.active_deadline_seconds.filter(|_| !spec.is_suspended())?;
     let allowed = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
@@ -80,7 +80,9 @@ pub fn backoff_limit(spec: &JobSpec) -> i32 {
     spec.backoff_limit.unwrap_or(6)
 }
 
-/// The message about a failed pod that, by policy, fails the Job. Upstream: `getFailJobMessage`.
+/// Returns the message about the first failed pod that, by policy, fails the Job; `None` without
+/// one.
+/// Upstream: `getFailJobMessage`.
 fn job_failure(spec: &JobSpec, pods: &[Arc<Pod>]) -> Option<String> {
     let policy = spec.pod_failure_policy.as_deref()?;
     let failed = pods.iter().filter(|pod| is_failed(pod, spec));
@@ -96,9 +98,10 @@ fn restarts_exceed(spec: &JobSpec, limit: i32, pods: &[Arc<Pod>]) -> bool {
     if !spec.restarts_containers {
         return false;
     }
-    let goes_on =
+    let is_unfinished =
         |pod: &&Arc<Pod>| matches!(pod.status.phase, PodPhase::Running | PodPhase::Pending);
     let restarts = |pod: &Arc<Pod>| i64::from(pod.restarts());
-    let restarts: i64 = pods.iter().filter(goes_on).map(restarts).sum();
+    let restarts: i64 = pods.iter().filter(is_unfinished).map(restarts).sum();
+    // With a limit of 0 the first restart fails the Job.
     restarts >= i64::from(limit).max(1)
 }

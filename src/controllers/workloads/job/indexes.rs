@@ -34,6 +34,7 @@ impl Indexes {
                 log::info!("Corrupted indexes interval, ignoring {part:?}");
                 continue;
             };
+            // The intervals are in ascending order.
             if first >= completions {
                 break;
             }
@@ -48,7 +49,7 @@ impl Indexes {
         all
     }
 
-    /// Adds an interval that does not begin before the last one.
+    /// Adds an interval that does not begin before the last one, and joins the two if they touch.
     fn push(&mut self, first: i32, last: i32) {
         match self.0.last_mut() {
             Some(before) if first <= before.last.saturating_add(1) => {
@@ -58,7 +59,7 @@ impl Indexes {
         }
     }
 
-    /// The union of both.
+    /// Returns the indexes that are in at least one of both.
     pub fn union(&self, other: &Indexes) -> Indexes {
         let mut all: Vec<Interval> = self.0.iter().chain(&other.0).copied().collect();
         all.sort_by_key(|interval| interval.first);
@@ -67,7 +68,7 @@ impl Indexes {
         union
     }
 
-    /// The number of indexes.
+    /// Returns the number of indexes.
     pub fn total(&self) -> usize {
         let size = |interval: &Interval| {
             let size = i64::from(interval.last) - i64::from(interval.first) + 1;
@@ -141,13 +142,14 @@ impl fmt::Display for Indexes {
     }
 }
 
-/// The index that a pod works on; `None` without a proper one. Upstream: `getCompletionIndex`.
+/// Returns the index that a pod works on; `None` without a proper one. Upstream:
+/// `getCompletionIndex`.
 pub fn index_of(pod: &Pod) -> Option<i32> {
     let index = pod.meta.annotations.get(COMPLETION_INDEX)?.parse().ok()?;
     (index >= 0).then_some(index)
 }
 
-/// [`index_of`], if it is below `completions`.
+/// Returns the index that a pod works on, as [`index_of`] does, if it is below `completions`.
 pub fn valid_index_of(pod: &Pod, completions: i32) -> Option<i32> {
     index_of(pod).filter(|index| *index < completions)
 }

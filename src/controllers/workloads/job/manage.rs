@@ -24,10 +24,11 @@ const INDEX_FIELD: &str = "metadata.labels['batch.kubernetes.io/job-completion-i
 /// Upstream: `names.MaxGeneratedNameLength`.
 const LONGEST_PREFIX: usize = 58;
 
-/// The number of deleted pods.
+/// The result of deleting pods: see [`count_deleted`].
 pub struct Deleted {
     pub all: i32,
     pub ready: i32,
+    /// The first failure.
     pub failure: Option<Error>,
 }
 
@@ -71,6 +72,7 @@ impl Jobs {
                 state.ready -= deleted.ready;
                 (active - deleted.all, Action::PodsDeleted, deleted.failure)
             }
+            // The action is upstream's, which counts the wait as a creation.
             Plan::Wait(wait) => {
                 self.queue.add_after(key.clone(), wait.max(BATCH_PERIOD));
                 (active, Action::PodsCreated, None)
@@ -112,11 +114,11 @@ impl Jobs {
             Attempt::Delete(_) => None,
         });
         self.record_unreleased(job, unreleased);
-        deleted(&pods, attempts)
+        count_deleted(&pods, attempts)
     }
 
-    /// Records why a pod keeps its finalizer: a policy or webhook may forbid changes of the pod. Of
-    /// several pods it is the first by name, the same one in each retry.
+    /// Records by an event why a pod keeps its finalizer: a policy or webhook may forbid changes of
+    /// the pod. Of several pods it is the first by name, the same one in each retry.
     pub(super) fn record_unreleased<'a>(
         &self,
         job: &Job,
@@ -140,7 +142,7 @@ impl Jobs {
             let (control, job) = (self.pod_control.clone(), job.clone());
             async move { Attempt::Delete(control.delete(&*job, &pod).await) }
         });
-        deleted(pods, together(deletions).await)
+        count_deleted(pods, together(deletions).await)
     }
 
     /// Removes the finalizer from a pod of `job`, so that the pod can go. The job's next sync waits
@@ -152,7 +154,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Removes the finalizer from `pod`. Returns the pod's version then; `None`: it had no
+    /// Removes the finalizer from `pod`, and returns the pod's new version; `None`: it had no
     /// finalizer.
     pub(super) async fn remove_finalizer(&self, pod: &Pod) -> Result<Option<u64>, Error> {
         if !pod.meta.has_finalizer(TRACKING) {
@@ -202,8 +204,8 @@ impl Jobs {
     }
 }
 
-/// Whether the next sync will fail in the same way. A conflict, a server that is busy, or no answer
-/// is over by then, and a pod that is gone has no finalizer.
+/// Returns whether the next sync will fail in the same way. A conflict, a server that is busy, or a
+/// lost answer is over by then, and a pod that is gone has no finalizer.
 fn is_refusal(error: &client::Error) -> bool {
     let is_busy = error.is_too_many_requests() || error.is_unavailable() || error.is_timeout();
     error.code().is_some() && !error.is_conflict() && !error.is_not_found() && !is_busy
@@ -221,7 +223,7 @@ impl Attempt {
         !matches!(self, Attempt::Delete(Ok(())))
     }
 
-    /// A pod that is gone already is deleted.
+    /// Returns why the pod was not deleted; `None` if it was, or was gone already.
     fn failure(self) -> Option<Error> {
         match self {
             // A conflict may be about the write, not the pod's uid.
@@ -232,16 +234,16 @@ impl Attempt {
     }
 }
 
-/// Counts the pods that are deleted or gone, and returns the first failure. As upstream, `ready`
-/// also counts ready pods whose deletion failed. It counts all ready pods that are gone: the API
-/// server refuses a status with more ready pods than active ones.
-fn deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
+/// Counts the pods that are deleted or were gone already, and returns the first failure. As
+/// upstream, `ready` also counts ready pods whose deletion failed. Ready pods that were gone have
+/// to count: the API server refuses a status with more ready pods than active ones.
+fn count_deleted(pods: &[Arc<Pod>], attempts: Vec<Attempt>) -> Deleted {
     let mut deleted = Deleted { all: 0, ready: 0, failure: None };
     for (pod, attempt) in pods.iter().zip(attempts) {
-        let was_asked = matches!(attempt, Attempt::Delete(_));
+        let was_released = matches!(attempt, Attempt::Delete(_));
         let failure = attempt.failure();
         deleted.all += i32::from(failure.is_none());
-        deleted.ready += i32::from(pod.is_ready() && (was_asked || failure.is_none()));
+        deleted.ready += i32::from(pod.is_ready() && (was_released || failure.is_none()));
         deleted.failure = deleted.failure.or(failure);
     }
     deleted
@@ -261,7 +263,8 @@ fn template_pod(job: &Job, group: Option<&PodGroup>) -> Result<NewPod, Error> {
     Ok(pod)
 }
 
-/// Returns `base` with the index of `wanted`, and the failures of that index.
+/// Returns `base` with the index of `wanted`, and the failures of that index; unchanged without an
+/// index.
 fn pod_for(base: &NewPod, job: &Job, wanted: &Wanted) -> Result<NewPod, Error> {
     let mut pod = base.clone();
     let Some(index) = wanted.index else { return Ok(pod) };
@@ -279,14 +282,16 @@ fn pod_for(base: &NewPod, job: &Job, wanted: &Wanted) -> Result<NewPod, Error> {
     Ok(pod)
 }
 
-/// Upstream: `podGenerateNameWithIndex`.
+/// Returns the prefix of generated names, `job-index-`, with the Job's name cut to fit. Upstream:
+/// `podGenerateNameWithIndex`.
 fn name_prefix(job: &str, index: i32) -> String {
     let end = format!("-{index}-");
     let room = LONGEST_PREFIX - end.len();
     format!("{}{end}", job.get(..room).unwrap_or(job))
 }
 
-/// Counts created pods by the reason for which they were needed.
+/// Counts pods that were created, and creations that failed, by the reason for which the pods were
+/// needed.
 /// Upstream: `recordJobPodsCreationTotal`.
 fn record_creations(state: &SyncState, created: usize, failed: usize) {
     let policy = &state.spec().pod_replacement_policy;

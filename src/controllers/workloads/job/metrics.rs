@@ -51,7 +51,7 @@ metrics! {
         "[ALPHA] Total number of Job syncs skipped due to a stale watch cache.";
 }
 
-/// The value of the label `completion_mode`.
+/// Returns the value of the label `completion_mode`.
 pub fn mode(spec: &JobSpec) -> &'static str {
     if spec.is_indexed() { "Indexed" } else { "NonIndexed" }
 }
@@ -85,7 +85,8 @@ pub fn count_finished(spec: &JobSpec, old: &JobStatus, new: &JobStatus) {
     PODS_FINISHED.with_label_values(&[mode, "failed"]).inc_by(pods(old.failed, new.failed));
 }
 
-/// `actions`: the number of pods that each action of a failure policy was applied to.
+/// Counts the failed pods in `actions`, by the action of the failure policy that was applied to
+/// them.
 pub fn count_actions(actions: &BTreeMap<&'static str, u64>) {
     for (action, count) in actions {
         HANDLED_BY_POLICY.with_label_values(&[action]).inc_by(*count);

@@ -138,7 +138,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         "job_orphan_pod",
         retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)),
     );
-    // Later versions belong to the Job's `spec.scheduling`, which is not built here.
+    // Only this version of Workloads is supported. Later ones need the Job's `spec.scheduling`.
     let is_known = c.client().served(&Workload::RESOURCE) == Workload::RESOURCE;
     let groups = (c.feature("WorkloadWithJob") && is_known).then(|| Groups::new(c));
     let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
@@ -239,7 +239,8 @@ impl Jobs {
     }
 }
 
-/// Upstream: `managedByExternalController`.
+/// Returns whether `spec.managedBy` names another controller. Upstream:
+/// `managedByExternalController`.
 fn managed_by_another(job: &Job) -> bool {
     job.spec.managed_by.as_ref().is_some_and(|name| *name != THIS_CONTROLLER)
 }

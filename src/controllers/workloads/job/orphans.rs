@@ -28,7 +28,7 @@ impl fmt::Display for Orphans {
 }
 
 impl Orphans {
-    /// Returns the pods that `job` selects; `None` when its selector is broken.
+    /// Returns the key of all pods that `job` selects; `None` when its selector is malformed.
     pub fn selected_by(job: &Job) -> Option<Orphans> {
         match Selector::try_from(job.spec.selector.as_ref()) {
             Ok(selector) => {
@@ -68,7 +68,8 @@ impl Jobs {
         Ok(Next::Done)
     }
 
-    /// Returns whether `pod` has the finalizer, and no Job removes it.
+    /// Returns whether `pod` has the finalizer, and no sync of a Job will remove it. Pods of a Job
+    /// that another controller manages are left to that controller.
     fn is_orphan(&self, pod: &Pod) -> bool {
         if !pod.meta.has_finalizer(TRACKING) {
             return false;

@@ -17,6 +17,7 @@ use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
 /// The most pods that one sync creates or deletes. Upstream: `MaxPodCreateDeletePerSync`.
 const MOST: usize = 500;
 
+/// What a sync does with the pods of a Job.
 #[derive(Debug, PartialEq)]
 pub enum Plan {
     Nothing,
@@ -71,7 +72,7 @@ pub fn plan(state: &SyncState, failures: Failures, now: Timestamp) -> Plan {
     }
 }
 
-/// Returns how many pods should be active.
+/// Returns how many pods should be active, when `active` pods are.
 fn wanted_active(spec: &JobSpec, succeeded: i32, active: i32) -> i32 {
     // The API server's default.
     let parallelism = spec.parallelism.unwrap_or(1);
@@ -115,7 +116,8 @@ fn create_indexed(state: &SyncState, indexed: &Indexed, missing: usize, now: Tim
     }
 }
 
-/// Upstream: `getNewIndexFailureCounts`.
+/// Returns the failures of the index of `pod`, its own included. Upstream:
+/// `getNewIndexFailureCounts`.
 fn with_failure_of(spec: &JobSpec, pod: &Pod) -> IndexFailures {
     let (counted, ignored) = (failures_before(pod), ignored_before(pod));
     match judge(spec.pod_failure_policy.as_deref(), pod).counts() {
@@ -173,7 +175,8 @@ fn choose_for_deletion(spec: &JobSpec, active: &[Arc<Pod>], least: usize) -> Vec
     chosen
 }
 
-/// Sorts pods by the order of deletion: the least advanced pods first.
+/// Sorts pods by the order of deletion: the least advanced pods first, and those that are youngest,
+/// or ready for the shortest time.
 /// Upstream: `controller.ActivePods`.
 fn sort_by_deletion_order(pods: &mut [Arc<Pod>]) {
     pods.sort_by_cached_key(|pod| {

@@ -18,12 +18,12 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Whether the failure counts towards the back-off limits.
+    /// Returns whether the failure counts towards the back-off limits.
     pub fn counts(&self) -> bool {
         *self != Verdict::Ignore
     }
 
-    /// The action of the rule that matched.
+    /// Returns the action of the rule that matched, as the label of a metric.
     pub fn action(&self) -> Option<&'static str> {
         match self {
             Verdict::Unmatched => None,
@@ -35,7 +35,7 @@ impl Verdict {
     }
 }
 
-/// Returns the verdict of the first rule that matches.
+/// Returns the verdict of the first rule that matches `pod`, which has failed.
 pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
     for (index, rule) in policy.iter().flat_map(|policy| &policy.rules).enumerate() {
         let (namespace, name) = (&pod.meta.namespace, &pod.meta.name);
@@ -59,13 +59,14 @@ pub fn judge(policy: Option<&PodFailurePolicy>, pod: &Pod) -> Verdict {
                 let text = format!("{message} matching {action} rule at index {index}");
                 return Verdict::FailJob(text);
             }
+            // Unknown actions are ignored, as upstream.
             _ => {}
         }
     }
     Verdict::Unmatched
 }
 
-/// Whether `pod` failed because of a disruption, and the policy ignores that.
+/// Returns whether `pod` failed because of a disruption, and the policy ignores that.
 pub fn ignores_disruption(policy: Option<&PodFailurePolicy>, pod: &Pod) -> bool {
     pod.status.is_disruption_target() && judge(policy, pod) == Verdict::Ignore
 }
@@ -81,6 +82,7 @@ fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)
         let has_code = match codes.operator.as_str() {
             "In" => is_listed,
             "NotIn" => !is_listed,
+            // Unknown operators match nothing, as upstream.
             _ => false,
         };
         if is_named && has_code && end.exit_code != 0 {
@@ -102,7 +104,7 @@ fn matching_condition<'a>(pod: &'a Pod, patterns: &[OnPodCondition]) -> Option<&
     None
 }
 
-/// Returns the message about the first rule that is met.
+/// Returns the message about the first rule of the success policy that is met; `None` without one.
 pub fn met_success_rule(
     policy: Option<&SuccessPolicy>,
     completions: i32,

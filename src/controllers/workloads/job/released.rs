@@ -24,13 +24,14 @@ struct State {
 }
 
 impl Released {
-    /// An empty record of pods in the cache `pods`.
+    /// Makes an empty record for pods in the cache `pods`.
     pub fn seen_in(pods: &Lister<Pod>) -> Released {
         let pods = pods.clone();
         Released { history: Box::new(move || pods.seen().history), state: Mutex::default() }
     }
 
-    /// The record, which is emptied when the server has lost its history: no events come for it.
+    /// Locks the record, and empties it if the server has lost its history: no events come for what
+    /// was recorded before.
     fn state(&self) -> MutexGuard<'_, State> {
         let (history, mut state) = ((self.history)(), self.state.lock());
         if state.history != history {
@@ -66,16 +67,16 @@ impl OwnerRecord for Released {
 }
 
 impl Observer for Released {
-    /// Takes note that the cache shows a pod without its finalizer.
+    /// Forgets a pod when the cache shows it without its finalizer.
     fn observe(&self, owner: &ObjectKey, dependent: &Meta, event: DependentEvent) {
-        let released = match event {
+        let is_released = match event {
             DependentEvent::Created => false,
             DependentEvent::Updated | DependentEvent::Deleting => {
                 !dependent.has_finalizer(TRACKING)
             }
             DependentEvent::Deleted => true,
         };
-        if released {
+        if is_released {
             self.observed(owner, &dependent.uid);
         }
     }

@@ -101,9 +101,9 @@ impl Jobs {
                     self.manage(key, &mut state, plan, group.as_deref()).await;
             }
             if ending::is_complete(state.spec(), state.succeeded, active) {
-                state.ending = Some(ending::completed(self.now()));
+                state.ending = Some(ending::completion_condition(self.now()));
             } else if manages {
-                resumed_or_suspended = self.note_suspension(&mut state);
+                resumed_or_suspended = self.update_suspension(&mut state);
             }
         }
 
@@ -117,7 +117,7 @@ impl Jobs {
         failure.map_or(Ok(()), Err)
     }
 
-    /// The pods of `job`, after adopting orphans and releasing pods that no longer match.
+    /// Returns the pods of `job`, after adopting orphans and releasing pods that no longer match.
     /// Upstream: `getPodsForJob`.
     async fn claim(&self, job: &Job, selector: &Selector) -> Result<Vec<Arc<Pod>>, Error> {
         let candidates = owned_or_orphaned_pods::<Job>(&self.pods, &job.meta);
@@ -126,12 +126,13 @@ impl Jobs {
         manager.recording(&self.consistency).claim::<Job, _>(candidates, |_| true).await
     }
 
-    /// Sets the condition `Suspended`. Returns whether it changed.
-    fn note_suspension(&self, state: &mut SyncState) -> bool {
+    /// Sets the condition `Suspended` by the spec. If it changed, also records an event and sets
+    /// the start time. Returns whether it changed.
+    fn update_suspension(&self, state: &mut SyncState) -> bool {
         let now = self.now();
         let (reason, event, message, start) = match state.spec().is_suspended() {
             true => ("JobSuspended", "Suspended", "Job suspended", None),
-            // The deadline counts from here.
+            // The deadline counts from the new start time.
             false => ("JobResumed", "Resumed", "Job resumed", Some(now)),
         };
         let suspended = start.is_none();
@@ -146,8 +147,9 @@ impl Jobs {
         changed
     }
 
-    /// Writes the status, and removes the finalizers of the pods that it counts. `first_written` is
-    /// called after the first write, if there is one.
+    /// Writes the status, and removes the finalizers of the pods that it counts. `changed`: the
+    /// status has to be written in any case. `first_written` is called after the first write, if
+    /// there is one.
     /// Upstream: `trackJobStatusAndRemoveFinalizers`.
     async fn track(
         self: &Arc<Self>,
@@ -224,7 +226,8 @@ impl Jobs {
         Ok(())
     }
 
-    /// Removes finalizers; drops the pods without one from `tracked`. Returns the first failure.
+    /// Removes the finalizers of `pods`, and drops those that have none any more from `tracked`.
+    /// Returns the first failure.
     /// Upstream: `removeTrackingFinalizerFromPods`.
     async fn release_all(
         self: &Arc<Self>,
@@ -248,9 +251,10 @@ impl Jobs {
                 // No event comes for it.
                 self.released.observed(key, uid);
             }
-            match result.map_err(|error| (is_not_found(&error), error)) {
-                Ok(()) | Err((true, _)) => _ = tracked.remove(uid),
-                Err((false, error)) => failures.push((pod, error)),
+            match result {
+                // A pod that is gone has no finalizer either.
+                Err(error) if !is_not_found(&error) => failures.push((pod, error)),
+                _ => _ = tracked.remove(uid),
             }
         }
         self.record_unreleased(job, failures.iter().map(|(pod, error)| (&***pod, error)));

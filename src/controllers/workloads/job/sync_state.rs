@@ -141,31 +141,36 @@ impl SyncState {
         finished
     }
 
-    /// Pods with the finalizer and, in an Indexed Job, with a valid index.
+    /// Returns the pods with the finalizer and, in an Indexed Job, with a valid index.
     /// Upstream: `getValidPodsWithFilter`.
     fn uncounted_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         self.valid_pods().filter(|pod| self.is_tracked(pod))
     }
 
-    /// All pods, in an Indexed Job those with a valid index.
+    /// Returns all pods; in an Indexed Job those with a valid index.
     fn valid_pods(&self) -> impl Iterator<Item = &Arc<Pod>> {
         let (indexed, completions) = (self.spec().is_indexed(), completions(self.spec()));
         let valid = move |pod: &&Arc<Pod>| !indexed || valid_index_of(pod, completions).is_some();
         self.pods.iter().filter(valid)
     }
 
-    /// Whether `pod` still has the finalizer.
+    /// Returns whether `pod` still has the finalizer.
     pub fn is_tracked(&self, pod: &Pod) -> bool {
         pod.meta.has_finalizer(TRACKING) && !self.released.contains(&pod.meta.uid)
     }
 
-    /// Whether the status contained `pod` among the uncounted ones at the start.
-    pub fn was_uncounted(&self, pod: &Pod, failed: bool) -> bool {
-        let Uncounted { succeeded, failed: failures } = &self.uncounted;
-        if failed { failures } else { succeeded }.contains(&pod.meta.uid)
+    /// Returns whether the status had `pod` among the uncounted succeeded ones at the start.
+    pub fn was_uncounted_success(&self, pod: &Pod) -> bool {
+        self.uncounted.succeeded.contains(&pod.meta.uid)
     }
 
-    /// The pods that the status to be written does not count yet.
+    /// Returns whether the status had `pod` among the uncounted failed ones at the start.
+    pub fn was_uncounted_failure(&self, pod: &Pod) -> bool {
+        self.uncounted.failed.contains(&pod.meta.uid)
+    }
+
+    /// Returns the list of finished pods that the status to be written names and does not count
+    /// yet.
     pub fn uncounted(&mut self) -> &mut UncountedTerminatedPods {
         self.status.uncounted_terminated_pods.get_or_insert_default()
     }
@@ -220,24 +225,27 @@ impl SyncState {
     }
 }
 
-/// A number of pods, as the API has it.
+/// Returns a number of pods as the API has it.
 pub fn as_i32(pods: usize) -> i32 {
     i32::try_from(pods).unwrap_or(i32::MAX)
 }
 
-/// The API server requires it of an Indexed Job.
+/// Returns `spec.completions`, which the API server requires of an Indexed Job; 0 without it.
 pub fn completions(spec: &JobSpec) -> i32 {
     spec.completions.unwrap_or(0)
 }
 
-/// Pods are replaced when they have failed, not when they are being deleted.
+/// Returns whether pods are replaced only when they have failed, and not when they are being
+/// deleted.
 /// Upstream: `onlyReplaceFailedPods`.
 pub fn replaces_failed_only(spec: &JobSpec) -> bool {
     spec.pod_failure_policy.is_some()
         || spec.pod_replacement_policy.as_ref().is_some_and(|policy| *policy == "Failed")
 }
 
-/// A deleted pod may never reach the phase `Failed`. Upstream: `isPodFailed`.
+/// Returns whether `pod` has failed. A pod that is being deleted counts as failed, because it may
+/// never reach the phase `Failed`, unless pods are replaced only when they have failed. Upstream:
+/// `isPodFailed`.
 pub fn is_failed(pod: &Pod, spec: &JobSpec) -> bool {
     match pod.status.phase {
         PodPhase::Failed => true,
@@ -246,7 +254,8 @@ pub fn is_failed(pod: &Pod, spec: &JobSpec) -> bool {
     }
 }
 
-/// Whether the failure of `pod` is the last of its index. Upstream: `isIndexFailed`.
+/// Returns whether `pod` has failed and its index is not retried. `limit`: of retries per index.
+/// Upstream: `isIndexFailed`.
 fn fails_index(pod: &Pod, spec: &JobSpec, limit: i32) -> bool {
     if !is_failed(pod, spec) {
         return false;
@@ -255,17 +264,19 @@ fn fails_index(pod: &Pod, spec: &JobSpec, limit: i32) -> bool {
     verdict == Verdict::FailIndex || verdict.counts() && failures_before(pod) >= limit
 }
 
-/// The failures of the pod's index before it. Upstream: `getIndexFailureCount`.
+/// Returns the failures of the pod's index before this pod that count towards the limit. Upstream:
+/// `getIndexFailureCount`.
 pub fn failures_before(pod: &Pod) -> i32 {
     number_in_annotation(pod, INDEX_FAILURES)
 }
 
-/// The failures that did not count towards the limit.
+/// Returns the failures of the pod's index before this pod that do not count towards the limit.
 pub fn ignored_before(pod: &Pod) -> i32 {
     number_in_annotation(pod, INDEX_IGNORED_FAILURES)
 }
 
-/// Upstream: `getIndexAbsoluteFailureCount`.
+/// Returns all failures of the pod's index before this pod. Upstream:
+/// `getIndexAbsoluteFailureCount`.
 pub fn all_failures(pod: &Pod) -> i32 {
     failures_before(pod).saturating_add(ignored_before(pod))
 }

@@ -60,19 +60,20 @@ fn count_finished(state: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
         }
         plan.release.push(pod.clone());
         let index = valid_index_of(&pod, completions);
-        if pod.status.phase == PodPhase::Succeeded && !state.was_uncounted(&pod, true) {
+        // A pod that the status names as failed already stays so.
+        if pod.status.phase == PodPhase::Succeeded && !state.was_uncounted_failure(&pod) {
             if let Some(indexed) = &state.indexed {
                 // The index is sufficient to count the pod once.
                 let new = index.filter(|index| !indexed.counted.contains(*index));
                 plan.flush |= new.is_some();
                 indexes.extend(new);
-            } else if !state.was_uncounted(&pod, false) {
+            } else if !state.was_uncounted_success(&pod) {
                 plan.flush = true;
                 state.uncounted().succeeded.push(pod.meta.uid.clone());
             }
         } else if has_failed || fails_all(state) {
             let valid = state.indexed.is_none() || index.is_some();
-            if valid && !state.was_uncounted(&pod, true) {
+            if valid && !state.was_uncounted_failure(&pod) {
                 let verdict = judge(state.spec().pod_failure_policy.as_deref(), &pod);
                 if let Some(action) = verdict.action() {
                     *plan.actions.entry(action).or_default() += 1;
@@ -93,7 +94,7 @@ fn count_finished(state: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
     indexes
 }
 
-/// A Job that fails counts every pod that has not succeeded as failed.
+/// Returns whether the Job fails: then every pod that has not succeeded counts as failed.
 fn fails_all(state: &SyncState) -> bool {
     state.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
 }
@@ -115,7 +116,7 @@ fn may_release(state: &SyncState, pod: &Pod, has_failed: bool) -> bool {
     has_failed && awaits() != Some(true)
 }
 
-/// Puts the indexes into the status, with those of `new`, which have succeeded.
+/// Puts the succeeded and failed indexes into the status; those of `new` have succeeded as well.
 fn write_indexes(state: &mut SyncState, new: &[i32], plan: &mut StatusPlan) {
     let Some(indexed) = &mut state.indexed else { return };
     indexed.succeeded = indexed.succeeded.union(&new.iter().copied().collect());
@@ -128,7 +129,8 @@ fn write_indexes(state: &mut SyncState, new: &[i32], plan: &mut StatusPlan) {
     status.failed_indexes = failed;
 }
 
-/// Adds the interim condition to the status, and prepares the final one.
+/// Adds the interim condition of a Job that ends to the status, and makes its final condition the
+/// `ending` of `state`.
 fn announce_end(state: &mut SyncState, plan: &mut StatusPlan, now: Timestamp) {
     let Some(ending) = &mut state.ending else { return };
     let last = match ending.r#type.as_str() {
@@ -143,7 +145,8 @@ fn announce_end(state: &mut SyncState, plan: &mut StatusPlan, now: Timestamp) {
     *ending = condition(last, true, &ending.reason, &ending.message, now);
 }
 
-/// Counts the pods of the status that have lost their finalizer. Returns whether there were any.
+/// Moves the pods that have lost their finalizer, so are not in `tracked`, from the uncounted ones
+/// of the status to its counters. Returns whether there were any.
 /// Upstream: `cleanUncountedPodsWithoutFinalizers`.
 pub fn count_released(status: &mut JobStatus, tracked: &HashSet<Uid>) -> bool {
     let Some(uncounted) = &mut status.uncounted_terminated_pods else { return false };
@@ -158,8 +161,8 @@ pub fn count_released(status: &mut JobStatus, tracked: &HashSet<Uid>) -> bool {
     succeeded + failed > 0
 }
 
-/// Adds the final condition if the Job has ended: every pod is counted, and gone or finished.
-/// Returns whether it has. Upstream: `enactJobFinished`.
+/// Adds the final condition to the status if the Job has ended: every pod is counted, and gone or
+/// finished. Returns whether it has ended. Upstream: `enactJobFinished`.
 pub fn finish(state: &mut SyncState, now: Timestamp) -> bool {
     let Some(ending) = state.ending.clone() else { return false };
     let uncounted = state.uncounted();

@@ -31,6 +31,7 @@ const BY_WORKLOAD: Index<PodGroup> = Index::new("workload", |group, emit| {
 /// Upstream: `validation.DNS1123SubdomainMaxLength`.
 const LONGEST_NAME: usize = 253;
 
+/// Finds and creates the Workloads and PodGroups of Jobs.
 pub struct Groups {
     client: Client,
     recorder: Recorder,
@@ -46,7 +47,8 @@ impl Groups {
         Groups { client: c.client(), recorder: c.recorder(), workloads, groups }
     }
 
-    /// The PodGroup for new pods of `job`; `None` when they are scheduled one by one.
+    /// Returns the PodGroup for new pods of `job`, after creating it and its Workload if they are
+    /// missing. `None` when the pods are scheduled one by one.
     /// Upstream: `ensureWorkloadAndPodGroup`.
     async fn ensure(&self, job: &Job, pods: &[Arc<Pod>]) -> Result<Option<Arc<PodGroup>>, Error> {
         if !is_gang(job) {
@@ -56,8 +58,8 @@ impl Groups {
         self.ensure_group(job, &workload).await
     }
 
-    /// Returns the Workload of `job`; created for a new Job. `None` when the pods are scheduled one
-    /// by one.
+    /// Returns the Workload of `job`, which it creates for a new Job. `None` when the pods are
+    /// scheduled one by one.
     async fn ensure_workload(
         &self,
         job: &Job,
@@ -82,7 +84,8 @@ impl Groups {
         Ok(if is_usable(&workload) { Some(workload) } else { None })
     }
 
-    /// Returns the PodGroup of `job`; created when it is missing.
+    /// Returns the PodGroup of `job`, which it creates if it is missing. `None` when the pods are
+    /// scheduled one by one.
     async fn ensure_group(
         &self,
         job: &Job,
@@ -98,8 +101,8 @@ impl Groups {
         Ok(Some(self.create::<PodGroup>(job, &body).await?.1))
     }
 
-    /// Creates the object that `body` describes; returns it, and whether it is new. The cache may
-    /// not know yet the one that an earlier sync created.
+    /// Creates the object that `body` describes. Returns whether it is new, and the object, which
+    /// an earlier sync may have created though the cache does not show it yet.
     async fn create<T: Object + Resource>(
         &self,
         job: &Job,
@@ -122,7 +125,8 @@ impl Groups {
 }
 
 impl Jobs {
-    /// [`Groups::ensure`], where gang scheduling is enabled.
+    /// Returns the PodGroup for new pods of `job`, as [`Groups::ensure`] does; `None` also where
+    /// gang scheduling is not enabled.
     pub(super) async fn pod_group(
         &self,
         job: &Job,
@@ -142,7 +146,8 @@ enum Known<T> {
     Found(Arc<T>),
 }
 
-/// Checks that `found`, the objects of this kind that refer to a Job, are one that the Job owns.
+/// Returns the object of `found` that the Job owns, if it is the only one. `found`: the objects of
+/// this kind that refer to the Job.
 fn only_object_of_job<T: Object>(mut found: Vec<Arc<T>>, job: &Job, kind: &str) -> Known<T> {
     let Some(last) = found.pop() else { return Known::Missing };
     if !found.is_empty() {
@@ -156,7 +161,8 @@ fn only_object_of_job<T: Object>(mut found: Vec<Arc<T>>, job: &Job, kind: &str) 
     }
 }
 
-/// Upstream: `IsGangSchedulingCandidate`.
+/// Returns whether the pods of `job` are to be scheduled as a whole: all its indexes run at once,
+/// and its template names no group. Upstream: `IsGangSchedulingCandidate`.
 fn is_gang(job: &Job) -> bool {
     let spec = &job.spec;
     spec.parallelism.is_some_and(|count| count > 1)
@@ -165,12 +171,14 @@ fn is_gang(job: &Job) -> bool {
         && !spec.has_scheduling_group
 }
 
-/// A Workload of several templates was made by someone else. Upstream: `validateWorkloadStructure`.
+/// Returns whether the Workload has one template, as those made here. Upstream:
+/// `validateWorkloadStructure`.
 fn is_usable(workload: &Arc<Workload>) -> bool {
     workload.spec.pod_group_templates.len() == 1
 }
 
-/// A Job that has started without a Workload continues without one. Upstream: `isNewJob`.
+/// Returns whether the Job has not started. One that has started without a Workload continues
+/// without one. Upstream: `isNewJob`.
 fn is_new(status: &JobStatus, pods: &[Arc<Pod>]) -> bool {
     pods.is_empty()
         && status.start_time.is_none()
@@ -222,7 +230,7 @@ fn group_of(job: &Job, workload: &Workload) -> Result<Value, Error> {
     }))
 }
 
-/// A reference that neither controls nor blocks a deletion.
+/// Makes an owner reference that neither controls nor blocks a deletion.
 fn reference<T: Object + Resource>(owner: &T) -> OwnerReference {
     let mut reference = owner.meta().controller_ref::<T>();
     (reference.controller, reference.block_owner_deletion) = (None, None);
@@ -247,6 +255,7 @@ fn group_name(workload: &str, template: &str) -> String {
     let half = room / 2;
     let (mut one, mut two) = (workload.len(), template.len());
     if one + two > room {
+        // A name shorter than its half leaves the rest to the other.
         match () {
             () if one <= half => two = room - one,
             () if two <= half => one = room - two,

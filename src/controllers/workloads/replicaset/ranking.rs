@@ -36,7 +36,7 @@ struct Age {
 }
 
 impl Age {
-    /// `uid`: decides between ages of the same rank.
+    /// Makes the age at `now` of what began at `since`; `uid` decides between ages of one bucket.
     fn new(since: Timestamp, now: Timestamp, uid: Uid) -> Age {
         let nanos = now.as_micros().saturating_sub(since.as_micros()) as f64 * 1000.0;
         Age { log2_nanos: if nanos > 0.0 { nanos.log2() as i64 } else { -1 }, uid }
@@ -60,6 +60,8 @@ pub fn choose(
     for pod in related().iter().filter(|pod| pod.is_active()) {
         *on_node.entry(pod.spec.node_name.clone()).or_default() += 1;
     }
+    // Of the pods that became ready at one moment, the lowest uid: these pods have to be equal
+    // here, so that the next rule decides.
     let mut moments: HashMap<Timestamp, Uid> = HashMap::new();
     for pod in &pods {
         if let Some(since) = pod.status.ready_since() {
@@ -90,7 +92,7 @@ pub fn choose(
     pods
 }
 
-/// The cost that the annotation gives; 0 if it is not a proper number. Upstream:
+/// Returns the cost in the annotation; 0 if it is not a proper number. Upstream:
 /// `GetDeletionCostFromPodAnnotations`.
 fn deletion_cost(pod: &Pod) -> i32 {
     let Some(text) = pod.meta.annotations.get(DELETION_COST) else { return 0 };

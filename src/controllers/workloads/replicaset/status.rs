@@ -35,13 +35,13 @@ pub fn calculate(
     }
 }
 
-/// A number of pods, as the API has it.
+/// Returns a number of pods as the API has it.
 fn as_i32(count: usize) -> i32 {
     i32::try_from(count).unwrap_or(i32::MAX)
 }
 
-/// Returns the conditions with the one about a `failure`. A failure that the status shows already
-/// keeps its message.
+/// Returns the conditions, with ReplicaFailure if there is a `failure` and without it otherwise. A
+/// failure that the status shows already keeps its message.
 fn conditions(
     set: &impl Replicating,
     active: usize,
@@ -56,6 +56,7 @@ fn conditions(
         Some(failure) => {
             let reason = match i64::from(as_i32(active)) - i64::from(set.replicas()) {
                 ..0 => Some("FailedCreate".to_owned()),
+                // As upstream: the number of pods is right, so no reason is given.
                 0 => None,
                 1.. => Some("FailedDelete".to_owned()),
             };
@@ -72,7 +73,8 @@ fn conditions(
     conditions
 }
 
-/// Whether `status` is written: it differs, or it does not show this generation yet.
+/// Returns whether `status` has to be written: it differs from the known one, or that is of another
+/// generation.
 pub fn must_write(set: &impl Replicating, status: &ReplicaSetStatus) -> bool {
     set.meta().generation != set.status().observed_generation
         || ReplicaSetStatus {

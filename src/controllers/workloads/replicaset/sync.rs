@@ -110,13 +110,14 @@ impl<S: Replicating> ReplicaSets<S> {
         if min_ready <= 0 || ready == available {
             return Ok(Next::Done);
         }
-        // In any case, the status is right after that period at the latest.
+        // The number of available pods is right after that period at the latest.
         let fallback = Duration::from_secs(min_ready.unsigned_abs().into());
         let next = availability::next_check(&active, min_ready, now, self.clock.now());
         Ok(Next::After(next.unwrap_or(fallback)))
     }
 
-    /// Creates or deletes pods until there are as many as wanted, or the burst is used up.
+    /// Creates or deletes pods so that there are as many as wanted, at most [`BURST_REPLICAS`] in
+    /// one sync.
     /// Upstream: `manageReplicas`.
     async fn manage(
         &self,
@@ -166,14 +167,15 @@ impl<S: Replicating> ReplicaSets<S> {
         self.expectations.expect_deletions(key, uids);
         let control = &self.pod_control;
         let failed = delete_expected(control, set, &self.expectations, &self.pods, pods).await;
-        // They are likely to be the same: one is enough.
+        // The failures are likely to be the same: one is enough.
         match failed.into_iter().next() {
             Some(error) => Err(error),
             None => Ok(()),
         }
     }
 
-    /// Returns the pods that this set, and the other sets of its owner, select.
+    /// Returns the pods that this set, and the other sets of its owner, select; nothing without an
+    /// owner, as upstream.
     /// Upstream: `getIndirectlyRelatedPods`.
     fn related(&self, set: &S) -> Vec<Arc<Pod>> {
         let Some(owner) = set.meta().controller() else { return Vec::new() };

@@ -16,7 +16,8 @@ pub const POD_NAME_LABEL: &str = "statefulset.kubernetes.io/pod-name";
 /// Upstream: `PodIndexLabel`.
 pub const POD_INDEX_LABEL: &str = "apps.kubernetes.io/pod-index";
 
-/// The name of the set, and the ordinal if it is a number that an ordinal may be.
+/// Splits the name of a pod into the name of its set and the ordinal, which is `None` if the number
+/// is too large. Returns `None` if the name does not end with a number.
 /// Upstream: `getParentNameAndOrdinal`.
 pub fn parent_and_ordinal(pod: &str) -> Option<(&str, Option<i32>)> {
     let (parent, digits) = pod.rsplit_once('-')?;
@@ -24,23 +25,23 @@ pub fn parent_and_ordinal(pod: &str) -> Option<(&str, Option<i32>)> {
     is_number.then(|| (parent, digits.parse().ok()))
 }
 
-/// Upstream: `isMemberOf`.
+/// Returns whether `pod` has the name of a pod of `set`, with any ordinal. Upstream: `isMemberOf`.
 pub fn is_member(set: &StatefulSet, pod: &Pod) -> bool {
     parent_and_ordinal(&pod.meta.name).is_some_and(|(parent, _)| parent == &*set.meta.name)
 }
 
-/// Upstream: `getOrdinal`.
+/// Returns the ordinal in the name of `pod`. Upstream: `getOrdinal`.
 pub fn ordinal(pod: &Pod) -> Option<i32> {
     parent_and_ordinal(&pod.meta.name)?.1
 }
 
-/// The ordinals of the wanted pods. Upstream: `getStartOrdinal`, `getEndOrdinal`.
+/// Returns the ordinals of the wanted pods. Upstream: `getStartOrdinal`, `getEndOrdinal`.
 pub fn wanted_ordinals(set: &StatefulSet) -> Range<i64> {
     let start = i64::from(set.spec.ordinals.start);
     start..start + i64::from(set.replicas().max(0))
 }
 
-/// Upstream: `podInOrdinalRange`.
+/// Returns whether the set wants a pod of this ordinal. Upstream: `podInOrdinalRange`.
 pub fn is_wanted(set: &StatefulSet, ordinal: i32) -> bool {
     wanted_ordinals(set).contains(&i64::from(ordinal))
 }
@@ -55,20 +56,21 @@ pub fn claim_name(set: &StatefulSet, template: &ClaimTemplate, ordinal: i32) -> 
     format!("{}-{}-{ordinal}", template.name, set.meta.name)
 }
 
-/// The volumes that a pod has for the set's claims: volume and claim.
+/// Returns the volumes that a pod has for the set's claims, as pairs of volume and claim name.
 pub fn claim_volumes(set: &StatefulSet, ordinal: i32) -> Vec<(&str, String)> {
     let templates = set.spec.volume_claim_templates.iter();
     templates.map(|template| (&*template.name, claim_name(set, template, ordinal))).collect()
 }
 
-/// Upstream: `identityMatches`.
+/// Returns whether `pod` has the name and the label of a member. Upstream: `identityMatches`.
 pub fn identity_matches(set: &StatefulSet, pod: &Pod) -> bool {
     ordinal(pod).is_some_and(|ordinal| *pod.meta.name == *pod_name(set, ordinal))
         && is_member(set, pod)
         && pod.meta.labels.get(POD_NAME_LABEL) == Some(&pod.meta.name)
 }
 
-/// Upstream: `storageMatches`.
+/// Returns whether `pod` has a volume with the right claim for each claim template. Upstream:
+/// `storageMatches`.
 pub fn storage_matches(set: &StatefulSet, pod: &Pod) -> bool {
     let Some(ordinal) = ordinal(pod) else { return false };
     // The API server refuses two volumes of one name.
@@ -79,7 +81,7 @@ pub fn storage_matches(set: &StatefulSet, pod: &Pod) -> bool {
     })
 }
 
-/// Makes the pod of this ordinal by `template`, of the revision with this name.
+/// Makes the pod of this ordinal from `template`, of the revision with this name.
 /// Upstream: `newStatefulSetPod`.
 pub fn new_pod(
     set: &StatefulSet,

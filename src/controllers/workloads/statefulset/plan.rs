@@ -9,7 +9,7 @@ use super::identity::{
 };
 use super::retention::{self, Owners};
 use crate::controllers::workloads::history::REVISION_LABEL;
-use crate::controllers::workloads::percent::scaled;
+use crate::controllers::workloads::percent::resolve_rounding_down;
 use crate::objects::{PersistentVolumeClaim, Pod, PodPhase, StatefulSet, Timestamp};
 
 /// The most pods that one sync creates. Upstream: `MaxBatchSize`.
@@ -18,7 +18,7 @@ const MAX_BATCH_SIZE: usize = 500;
 /// A step on one pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Makes the claims and the pod of this ordinal.
+    /// Creates the claims and the pod of this ordinal.
     Create(i32),
     Delete(Arc<Pod>),
     /// Creates missing claims, and sets their owners.
@@ -32,9 +32,10 @@ pub enum Step {
 /// The steps on one pod, in their order.
 pub type PodSteps = Vec<Step>;
 
-/// The jobs of one phase run in their order with `OrderedReady`, else in batches. A job that fails
-/// ends the sync. Each pod of a phase has a job, empty if there is nothing to do, because the pods
-/// in front decide which batch a pod is in.
+/// The steps of a sync, in phases. The pods of one phase are handled in their order with
+/// `OrderedReady`, else in batches. A step that fails ends the sync. Each pod of a phase has an
+/// entry, empty if there is nothing to do, because the pods in front decide which batch a pod is
+/// in.
 #[derive(Debug, Default, PartialEq)]
 pub struct Plan {
     pub replicas: Vec<PodSteps>,
@@ -73,9 +74,9 @@ pub struct Members {
 }
 
 impl Members {
-    /// Sorts the pods of a set into its members and those beyond; pods without an ordinal are
-    /// ignored. If two pods have one ordinal (`web-1` and `web-01`), the pod with the right name
-    /// counts.
+    /// Splits the pods of a set into the wanted and the condemned ones; pods without an ordinal are
+    /// ignored. If two pods have one wanted ordinal (`web-1` and `web-01`), the pod with the right
+    /// name counts.
     pub fn new(set: &StatefulSet, pods: &[Arc<Pod>]) -> Members {
         let mut members = Members::default();
         for pod in pods {
@@ -97,33 +98,37 @@ impl Members {
     }
 }
 
+/// Returns how many pods an update may make unavailable: at least 1, which is the default.
 /// Upstream: `getStatefulSetMaxUnavailable`.
 pub fn max_unavailable(set: &StatefulSet) -> Result<usize, String> {
     let rolling = set.spec.update_strategy.rolling_update.as_ref();
     let value = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
-    let most = value.map_or(Ok(1), |value| scaled(value, set.replicas(), false))?;
+    let most = value.map_or(Ok(1), |value| resolve_rounding_down(value, set.replicas()))?;
     Ok(usize::try_from(most).unwrap_or(1).max(1))
 }
 
-/// Whether a pod that is created now is of the current revision, and not of the update revision.
+/// Returns whether a pod of this ordinal that is created now is of the current revision, and not of
+/// the update revision.
 /// Upstream: `newVersionedStatefulSetPod`.
 pub fn is_of_current(set: &StatefulSet, ordinal: i32) -> bool {
     let strategy = &set.spec.update_strategy;
     let count = match &strategy.rolling_update {
         Some(rolling) => rolling.partition,
+        // As upstream: without a partition, as many as still have the current revision.
         None if strategy.r#type == "RollingUpdate" => set.status.current_replicas,
         None => return false,
     };
     i64::from(ordinal) < wanted_ordinals(set).start + i64::from(count)
 }
 
-/// Upstream: `getPodRevision`.
+/// Returns the name of the revision of `pod`; empty if it is not labelled. Upstream:
+/// `getPodRevision`.
 pub fn revision(pod: &Pod) -> &str {
     pod.meta.labels.get(REVISION_LABEL).unwrap_or_default()
 }
 
-/// The number of pods of revision `current` that `pod_steps` deletes. Upstream counts all pods, and
-/// the API server refuses a negative `currentReplicas`.
+/// Counts the pods of revision `current` that `pod_steps` deletes, to be subtracted from
+/// `currentReplicas`. Upstream counts all pods, and the API server refuses a negative number.
 pub fn count_replaced(pod_steps: &[PodSteps], current: &str) -> i32 {
     let is_of_current = |step: &&Step| match step {
         Step::Delete(pod) => revision(pod) == current,
@@ -143,7 +148,7 @@ pub fn is_running_and_ready(pod: &Pod) -> bool {
 }
 
 impl PlanInput<'_> {
-    /// Plans the steps of a sync: for the wanted pods, for those beyond, and of the update.
+    /// Plans the steps of a sync: for the wanted pods, for the condemned ones, and of the update.
     /// Upstream: `updateStatefulSet`.
     pub fn plan(&self) -> Plan {
         let mut plan = Plan::default();
@@ -163,7 +168,7 @@ impl PlanInput<'_> {
                 Some(most) => {
                     let unavailable = self.unavailable_replicas();
                     plan.unavailable = Some(unavailable);
-                    self.updates(most, unavailable)
+                    self.pods_to_update(most, unavailable)
                 }
             };
             plan.update = pods.into_iter().map(|pod| vec![Step::Delete(pod)]).collect();
@@ -184,8 +189,9 @@ impl PlanInput<'_> {
         !self.is_available(pod) || pod.meta.is_being_deleted()
     }
 
-    /// Plans the steps for the wanted pods. `false`: there is more to do for them before the
-    /// update, and with `OrderedReady` before the others go. Upstream: `processReplica`.
+    /// Plans the steps for the wanted pods. Returns whether these are all: if not, the update has
+    /// to wait and, with `OrderedReady`, the deletion of condemned pods too. Upstream:
+    /// `processReplica`.
     fn plan_replicas(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let mut creations = 0;
         for ordinal in wanted_ordinals(self.set) {
@@ -208,8 +214,8 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Returns the step that creates the pod of an ordinal; none while a claim is deleted together
-    /// with an older pod.
+    /// Returns the step that creates the pod of an ordinal; no step while one of its claims is
+    /// deleted together with an older pod.
     fn creation_steps(&self, ordinal: i32) -> PodSteps {
         let pod = pod_name(self.set, ordinal);
         for template in &self.set.spec.volume_claim_templates {
@@ -222,7 +228,8 @@ impl PlanInput<'_> {
         vec![Step::Create(ordinal)]
     }
 
-    /// Returns the steps for a pod that is wanted, and whether `OrderedReady` continues after it.
+    /// Returns the steps for a pod that is wanted, and whether the plan continues after it, which
+    /// only `OrderedReady` may prevent.
     fn replica_steps(&self, pod: &Arc<Pod>) -> (PodSteps, bool) {
         let is_going = pod.meta.is_being_deleted();
         if pod.is_terminal() {
@@ -263,12 +270,13 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Plans the deletion of the pods beyond the wanted ones; returns whether the sync continues
-    /// after it.
+    /// Plans the deletion of the condemned pods: with `OrderedReady` of the first one, else of all.
+    /// Returns whether the sync continues with the update.
     /// Upstream: `processCondemned`.
     fn plan_scale_down(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let condemned = &self.members.condemned;
-        // With OrderedReady all wanted pods are available by now.
+        // Of all unavailable ones, the lowest: with OrderedReady an unavailable pod is deleted only
+        // if it is this one. Wanted pods need not be searched: all of them are available by then.
         let first_unavailable = condemned.iter().rfind(|pod| self.is_unavailable(pod));
         for pod in condemned {
             let waits = pod.meta.is_being_deleted()
@@ -283,7 +291,8 @@ impl PlanInput<'_> {
         true
     }
 
-    /// The wanted pods that an update may replace, the highest first; `None` for a missing one.
+    /// Returns the wanted pods that an update may replace, the highest first; `None` for a missing
+    /// one.
     fn targets(&self) -> impl Iterator<Item = Option<&Arc<Pod>>> {
         let rolling = self.set.spec.update_strategy.rolling_update.as_ref();
         let partition = rolling.map_or(0, |rolling| i64::from(rolling.partition).max(0));
@@ -293,6 +302,7 @@ impl PlanInput<'_> {
         ordinals.map(|ordinal| self.members.replicas.get(&ordinal))
     }
 
+    /// Returns whether `pod` has to be replaced by an update, and is not being deleted yet.
     fn is_outdated(&self, pod: &Pod) -> bool {
         revision(pod) != self.update && !pod.meta.is_being_deleted()
     }
@@ -312,17 +322,19 @@ impl PlanInput<'_> {
         None
     }
 
+    /// Counts the wanted pods that are missing or unavailable.
     fn unavailable_replicas(&self) -> usize {
         let available = self.members.replicas.values().filter(|pod| !self.is_unavailable(pod));
         usize::try_from(self.set.replicas()).unwrap_or(0).saturating_sub(available.count())
     }
 
-    /// Returns the pods to be updated, the highest first. Those that are not available come first,
-    /// as many at a time as may be unavailable: no pod is lost by that. The available ones follow
-    /// while there are fewer unavailable pods than that.
-    /// Upstream: `updateStatefulSetAfterInvariantEstablished`, where the former stay.
-    fn updates(&self, most: usize, unavailable: usize) -> Vec<Arc<Pod>> {
-        // A finished one is deleted already.
+    /// Returns the pods to be updated, so that at most `most` are unavailable, of which
+    /// `unavailable` are now. Outdated pods that are not available come first, for no available pod
+    /// is lost by that. Available ones follow while there are fewer unavailable pods than `most`.
+    /// Both are sorted, the highest first.
+    /// Upstream: `updateStatefulSetAfterInvariantEstablished`, where the unavailable ones stay.
+    fn pods_to_update(&self, most: usize, unavailable: usize) -> Vec<Arc<Pod>> {
+        // A finished pod is deleted by its own step.
         let is_due = |pod: &Pod| self.is_outdated(pod) && !pod.is_terminal();
         let replicas = self.members.replicas.values();
         let broken = replicas.filter(|pod| is_due(pod) && self.is_unavailable(pod)).count();

@@ -28,7 +28,7 @@ const CONFLICT_PAUSES: [Duration; 3] =
     [Duration::from_millis(10), Duration::from_millis(50), Duration::from_millis(250)];
 
 impl StatefulSets {
-    /// Takes one step of the plan.
+    /// Carries out one step of the plan.
     pub(super) async fn perform(
         &self,
         set: &StatefulSet,
@@ -42,6 +42,7 @@ impl StatefulSets {
             Step::Owners(pod) => self.update_owners(set, pod).await,
             Step::Conform(pod) => {
                 let conformed = self.conform(set, pod).await;
+                // `Ok(false)`: the pod is no member, and nothing was written.
                 let is_reported = !matches!(conformed, Ok(false));
                 let result = conformed.map(drop);
                 if is_reported {
@@ -91,6 +92,8 @@ impl StatefulSets {
             self.record_write::<Pod>(set, created.meta.resource_version);
             changed = Some(changes(set, &pod.metadata, &created.meta));
         });
+        // As upstream, for the pod as it was sent, without a uid: a later sync sets the owners by
+        // the real one.
         let owned = self.update_claim_owners(set, &name, &Uid::default(), ordinal).await;
         if owned.is_err() {
             self.record_pod(set, "Update", &name, &owned);
@@ -98,7 +101,7 @@ impl StatefulSets {
         }
         self.record_pod(set, "Create", &name, &created);
         let Some(changes) = changed else { return created };
-        self.creations.created(set, permit, &self.recorder, ("Pod", &name), &changes)
+        self.creations.record_created(set, permit, &self.recorder, ("Pod", &name), &changes)
     }
 
     /// Deletes this pod, but not another one that has its name by now. Upstream:
@@ -114,7 +117,8 @@ impl StatefulSets {
         deleted
     }
 
-    /// Upstream: `createMissingPersistentVolumeClaims`.
+    /// Creates the missing claims of `pod`, and sets the owners of all its claims. Upstream:
+    /// `createMissingPersistentVolumeClaims`.
     async fn complete_claims(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
         let Some(ordinal) = ordinal(pod) else { return Ok(()) };
         self.create_claims(set, &pod.meta.name, ordinal).await?;
@@ -125,7 +129,8 @@ impl StatefulSets {
         owned
     }
 
-    /// Creates the missing claims. Upstream: `createPersistentVolumeClaims`.
+    /// Creates the missing claims of the pod of an ordinal. A claim that is being deleted is an
+    /// error. Upstream: `createPersistentVolumeClaims`.
     async fn create_claims(&self, set: &StatefulSet, pod: &str, ordinal: i32) -> Result<(), Error> {
         let mut errors = Vec::new();
         for template in &set.spec.volume_claim_templates {
@@ -166,12 +171,14 @@ impl StatefulSets {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
+    /// Sets the owners of the claims of `pod`, which exists.
     async fn update_owners(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
         let Some(ordinal) = ordinal(pod) else { return Ok(()) };
         self.update_claim_owners(set, &pod.meta.name, &pod.meta.uid, ordinal).await
     }
 
-    /// Sets the owners of a pod's claims by the retention policy.
+    /// Sets the owners of a pod's claims by the retention policy. `pod`, `uid`: see
+    /// [`Owners::new`].
     /// Upstream: `UpdatePodClaimForRetentionPolicy`.
     async fn update_claim_owners(
         &self,
@@ -211,7 +218,8 @@ impl StatefulSets {
         Ok(())
     }
 
-    /// Sets the identity and storage of a member. Returns whether anything changed.
+    /// Sets the identity and storage of a member, and the owners of its claims. Returns `false` if
+    /// the pod is no member.
     /// Upstream: `UpdateStatefulPod`.
     async fn conform(&self, set: &StatefulSet, pod: &Pod) -> Result<bool, Error> {
         let Some(ordinal) = ordinal(pod) else { return Ok(false) };
@@ -245,7 +253,7 @@ impl StatefulSets {
         }
     }
 
-    /// A claim in the namespace of `set`.
+    /// Returns the claim of this name in the namespace of `set`, from the cache.
     pub(super) fn claim(
         &self,
         set: &StatefulSet,
@@ -254,7 +262,7 @@ impl StatefulSets {
         self.claims.get(&ObjectKey::new(&set.meta.namespace, name))
     }
 
-    /// The next sync of `set` waits until its cache has seen `version`.
+    /// Records a write, so that the next sync of `set` waits until the cache has seen `version`.
     pub(super) fn record_write<T: Resource>(&self, set: &StatefulSet, version: u64) {
         self.consistency.record_write(&set.meta.key(), &set.meta.uid, &T::RESOURCE, version);
     }
@@ -276,7 +284,7 @@ impl StatefulSets {
     }
 }
 
-/// Whether the object read live is still the one of the cache.
+/// Returns whether the object read live is still the one of the cache, which has this uid.
 fn is_object(live: &Value, uid: &Uid) -> bool {
     live.pointer("/metadata/uid").and_then(Value::as_str).is_some_and(|text| *uid == Uid::new(text))
 }
@@ -312,7 +320,7 @@ fn set_owners(live: &mut Value, owners: &Owners<'_>) -> bool {
 fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     let before = live.clone();
     let name = pod_name(set, ordinal);
-    let Some(labels) = member(live, "metadata")
+    let Some(labels) = object_field(live, "metadata")
         .and_then(|metadata| metadata.entry("labels").or_insert_with(|| json!({})).as_object_mut())
     else {
         return false;
@@ -321,7 +329,7 @@ fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     labels.insert(POD_INDEX_LABEL.to_owned(), json!(ordinal.to_string()));
     let claims = claim_volumes(set, ordinal);
     if !claims.is_empty()
-        && let Some(spec) = member(live, "spec")
+        && let Some(spec) = object_field(live, "spec")
     {
         let known = spec.get("volumes").and_then(Value::as_array).cloned().unwrap_or_default();
         let by_name = Lookup::new(&claims, |(name, _)| *name);
@@ -347,8 +355,8 @@ fn set_identity(live: &mut Value, set: &StatefulSet, ordinal: i32) -> bool {
     *live != before
 }
 
-/// A field that is an object.
-fn member<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
+/// Returns the field `name` of `live`, if it is an object.
+fn object_field<'a>(live: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
     live.get_mut(name).and_then(Value::as_object_mut)
 }
 

@@ -30,19 +30,20 @@ enum Wanted {
 }
 
 impl Candidate<'_> {
-    /// Upstream: `matchesRef`.
+    /// Returns whether `reference` names this object, with any uid. Upstream: `matchesRef`.
     fn is_named_by(&self, reference: &OwnerReference) -> bool {
         reference.api_version == self.api_version
             && reference.kind == self.kind
             && reference.name == self.name
     }
 
-    /// Upstream: `hasOwnerRef`.
+    /// Returns whether one of `references` has the uid of this object. Upstream: `hasOwnerRef`.
     fn owns(&self, references: &[OwnerReference]) -> bool {
         references.iter().any(|reference| reference.uid == *self.uid)
     }
 
-    /// The first reference of its name is to an older object. Upstream: `hasStaleOwnerRef`.
+    /// Returns whether the first reference of its name is to another object, an older one.
+    /// Upstream: `hasStaleOwnerRef`.
     fn is_stale_in(&self, references: &[OwnerReference]) -> bool {
         let named = references.iter().find(|reference| self.is_named_by(reference));
         named.is_some_and(|reference| reference.uid != *self.uid)
@@ -130,12 +131,12 @@ impl<'a> Owners<'a> {
             && pod.owns(references) == (self.wanted == Wanted::Pod)
     }
 
-    /// Whether a reference is replaced by [`Owners::addition`].
+    /// Returns whether a reference is replaced by [`Owners::addition`].
     pub fn replaces(&self, reference: &OwnerReference) -> bool {
         self.set.is_named_by(reference) || self.pod.is_named_by(reference)
     }
 
-    /// Returns the owner that the claim gets.
+    /// Returns the reference that the claim gets; `None` if it gets none or has it already.
     /// Upstream: `updateClaimOwnerRefForSetAndPod`.
     pub fn addition(&self, references: &[OwnerReference]) -> Option<OwnerReference> {
         if self.has_unexpected_controller(references) {

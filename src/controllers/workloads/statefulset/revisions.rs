@@ -22,6 +22,7 @@ pub struct Revision {
     pub template: Template,
 }
 
+/// The versions of which the pods of a set are, and its collision count.
 #[derive(Clone, Debug)]
 pub struct Revisions {
     pub current: Revision,
@@ -49,6 +50,7 @@ fn find(
     is_equal: impl Fn(&ControllerRevision) -> bool,
     semantically: bool,
 ) -> TemplateRevision {
+    // Without revisions no position equals this one.
     let newest = sorted.len().wrapping_sub(1);
     match sorted.iter().rposition(|known| is_equal(known)) {
         Some(at) if at == newest => TemplateRevision::Newest(at),
@@ -74,6 +76,7 @@ fn template_of(revision: &ControllerRevision) -> Result<Template, Error> {
     let read = || -> Result<Template, serde_json::Error> {
         let data: Data = from_json(revision.data.as_str())?;
         let mut template = RawObject::parse(data.spec.template.get())?;
+        // The data is a patch: a directive in it says that the template is replaced.
         template.remove("$patch");
         from_json(&template.to_string())
     };
@@ -103,7 +106,8 @@ fn beyond_limit(
 const DEFAULT_LIMIT: i32 = 10;
 
 impl StatefulSets {
-    /// Makes the spec's template the newest revision.
+    /// Makes the spec's template the newest revision, and returns the current and the update
+    /// revision.
     pub(super) async fn revisions(
         &self,
         set: &StatefulSet,

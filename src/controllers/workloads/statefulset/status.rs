@@ -43,8 +43,8 @@ pub fn calculate<'a>(
     status
 }
 
-/// Makes the update revision the current one when all pods have it.
-/// Upstream: `completeRollingUpdate`, for the strategy `RollingUpdate` alone.
+/// Makes the update revision the current one if all pods have it and are ready.
+/// Upstream: `completeRollingUpdate`, which does so only with the strategy `RollingUpdate`.
 pub fn complete_update(set: &StatefulSet, status: &mut StatefulSetStatus) {
     let counts = [status.updated_replicas, status.ready_replicas, status.replicas];
     if counts.iter().all(|count| *count == set.replicas()) {
@@ -53,7 +53,8 @@ pub fn complete_update(set: &StatefulSet, status: &mut StatefulSetStatus) {
     }
 }
 
-/// Whether `status` has to be written. Upstream: `inconsistentStatus`.
+/// Returns whether `status` has to be written: it differs, except in the collision count, or is of
+/// a newer generation. Upstream: `inconsistentStatus`.
 pub fn needs_write(known: &StatefulSetStatus, status: &StatefulSetStatus) -> bool {
     let rest = StatefulSetStatus {
         observed_generation: known.observed_generation,

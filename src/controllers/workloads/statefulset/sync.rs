@@ -38,9 +38,10 @@ metrics! {
         "[ALPHA] Total number of StatefulSet syncs skipped due to a stale watch cache.";
 }
 
-/// Between attempts to write a status. Upstream: `retry.DefaultRetry`.
+/// The delays between attempts to write a status. Upstream: `retry.DefaultRetry`.
 const STATUS_PAUSES: [Duration; 4] = [Duration::from_millis(10); 4];
 
+/// Returns the values of the labels of the gauges.
 fn labels(set: &StatefulSet) -> [&str; 3] {
     [&set.meta.namespace, &set.meta.name, &set.spec.pod_management_policy]
 }
@@ -184,15 +185,15 @@ impl StatefulSets {
         plan
     }
 
-    /// Scales the set, and updates its pods if nothing has failed.
+    /// Carries out the plan: scales the set, and updates its pods if nothing has failed.
     async fn carry_out(
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
         plan: Plan,
     ) -> Done {
-        let wanted = self.phases(set, revisions, [plan.replicas]);
-        let condemned = self.phases(set, revisions, [plan.condemned_claims, plan.scale_down]);
+        let wanted = self.run_phases(set, revisions, [plan.replicas]);
+        let condemned = self.run_phases(set, revisions, [plan.condemned_claims, plan.scale_down]);
         // With Parallel neither waits for the other: a quota may refuse a wanted pod until a
         // condemned one is gone. Upstream never scales down then.
         let failures = match is_parallel(set) {
@@ -205,12 +206,12 @@ impl StatefulSets {
         if let Some(failure) = Error::many(failures.into_iter().flatten().collect()) {
             return Done { updates: 0, failure: Some(failure) };
         }
-        let (done, failure) = self.in_order(set, revisions, &plan.update).await;
+        let (done, failure) = self.run_in_order(set, revisions, &plan.update).await;
         Done { updates: count_replaced(&plan.update[..done], &revisions.current.name), failure }
     }
 
-    /// Runs one phase after the other until one fails.
-    async fn phases<const N: usize>(
+    /// Runs one phase after the other until one fails, and returns its failure.
+    async fn run_phases<const N: usize>(
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
@@ -218,8 +219,8 @@ impl StatefulSets {
     ) -> Option<Error> {
         for phase in phases {
             let failure = match is_parallel(set) {
-                true => self.together(set, revisions, phase).await,
-                false => self.in_order(set, revisions, &phase).await.1,
+                true => self.run_in_batches(set, revisions, phase).await,
+                false => self.run_in_order(set, revisions, &phase).await.1,
             };
             if failure.is_some() {
                 return failure;
@@ -228,8 +229,9 @@ impl StatefulSets {
         None
     }
 
-    /// Takes the steps of one pod after the other until one fails. Returns the number of done pods.
-    async fn in_order(
+    /// Takes the steps of one pod after the other until one fails. Returns the number of pods that
+    /// are done, and the failure.
+    async fn run_in_order(
         &self,
         set: &StatefulSet,
         revisions: &Revisions,
@@ -245,9 +247,9 @@ impl StatefulSets {
         (pod_steps.len(), None)
     }
 
-    /// Takes the steps of the pods in batches until one has a failure. Upstream: `runForAll`,
-    /// `slowStartBatch`.
-    async fn together(
+    /// Takes the steps of the pods in batches until a batch has a failure, which it returns.
+    /// Upstream: `runForAll`, `slowStartBatch`.
+    async fn run_in_batches(
         self: &Arc<Self>,
         set: &Arc<StatefulSet>,
         revisions: &Arc<Revisions>,
@@ -262,7 +264,7 @@ impl StatefulSets {
             let (set, revisions) = (set.clone(), revisions.clone());
             Some(async move {
                 let steps = &pod_steps[at..=at];
-                this.in_order(&set, &revisions, steps).await.1.map_or(Ok(()), Err)
+                this.run_in_order(&set, &revisions, steps).await.1.map_or(Ok(()), Err)
             })
         };
         slow_start(count, attempt).await.1
