@@ -26,8 +26,8 @@ const SUBJECT_ACCESS_REVIEWS: ResourceType = ResourceType::fixed(
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 
-/// A right to have requests approved: the subresource that expresses it, and the approval's
-/// message.
+/// A right that lets a kubelet's request be approved: the subresource that a SubjectAccessReview
+/// asks about, and the message of the approval.
 struct ApprovalRight {
     subresource: &'static str,
     message: &'static str,
@@ -61,7 +61,8 @@ struct Approving {
     requests: Lister<CertificateSigningRequest>,
 }
 
-/// Whether the request has this controller's signer, and is neither approved nor denied.
+/// Returns whether the request names this controller's signer, has no certificate, and is neither
+/// approved nor denied.
 fn needs_decision(request: &CertificateSigningRequest) -> bool {
     let status = &request.status;
     let decided = status.has(CertificateSigningRequestStatus::APPROVED)
@@ -69,8 +70,8 @@ fn needs_decision(request: &CertificateSigningRequest) -> bool {
     request.spec.signer_name == *SIGNER && !status.is_issued() && !decided
 }
 
-/// Returns the rights, of which one is sufficient, in the order in which they are checked. Empty if
-/// the request is not that of a kubelet for a client certificate.
+/// Returns the rights to check, in this order; one of them is sufficient. Empty if the request is
+/// not that of a kubelet for a client certificate: then this controller leaves it undecided.
 fn approval_rights(
     object: &CertificateSigningRequest,
     request: &CertificateRequest,
@@ -85,7 +86,8 @@ fn approval_rights(
 }
 
 impl Approving {
-    /// Approves the request if the requester has one of the rights.
+    /// Approves the request if the requester has one of the rights. An error, so that it is
+    /// retried, if the request is a kubelet's but the requester has none of them.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(object) = self.requests.get(&key) else { return Ok(Next::Done) };
         if !needs_decision(&object) {
@@ -133,7 +135,7 @@ impl Approving {
     }
 }
 
-/// Returns the question to the API server, whether the requester has `right`.
+/// Builds the SubjectAccessReview that asks whether the requester may create `right`'s subresource.
 fn subject_access_review(object: &CertificateSigningRequest, right: &ApprovalRight) -> Value {
     let spec = &object.spec;
     json!({

@@ -51,7 +51,7 @@ impl Cleaner {
     }
 }
 
-/// Returns why `request` is to be deleted; `None` if it stays.
+/// Returns why `request` is to be deleted, in words for the log; `None` if it stays.
 fn deletion_reason(request: &CertificateSigningRequest, now: Timestamp) -> Option<&'static str> {
     let status = &request.status;
     let is_older = |time: Option<Timestamp>, ttl: Duration| {
@@ -85,7 +85,8 @@ fn deletion_reason(request: &CertificateSigningRequest, now: Timestamp) -> Optio
     None
 }
 
-/// The end of the first certificate in this PEM in base64.
+/// Returns when the first certificate of `certificate`, a PEM in base64, ends; `None` if it cannot
+/// be parsed.
 fn certificate_end(certificate: &str) -> Option<Timestamp> {
     let der = pem::certificates(&STANDARD.decode(certificate).ok()?).into_iter().next()?;
     Some(Certificate::from_der(&der).ok()?.not_after())

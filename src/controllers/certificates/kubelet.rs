@@ -45,7 +45,7 @@ pub fn check_client(request: &CertificateRequest, usages: &[Istr]) -> Result<(),
     check_usages(usages, "client auth")
 }
 
-/// Fails with the message of the first fault that the request has.
+/// Returns the message of the first fault whose flag is set, as an error.
 fn reject_faults(faults: &[(bool, &str)]) -> Result<(), String> {
     for (has_fault, message) in faults {
         if *has_fault {
@@ -55,6 +55,7 @@ fn reject_faults(faults: &[(bool, &str)]) -> Result<(), String> {
     Ok(())
 }
 
+/// Checks that the subject names one organization, that of all nodes.
 fn check_organization(request: &CertificateRequest) -> Result<(), String> {
     match request.subject.organizations() {
         [one] if one == ORGANIZATION => Ok(()),
@@ -62,6 +63,7 @@ fn check_organization(request: &CertificateRequest) -> Result<(), String> {
     }
 }
 
+/// Checks that the common name begins as that of every node does.
 fn check_common_name(request: &CertificateRequest) -> Result<(), String> {
     match request.subject.common_name().starts_with(NAME_PREFIX) {
         true => Ok(()),

@@ -13,8 +13,8 @@ use crate::controllers::QueuePolicy;
 use crate::objects::{CertificateSigningRequest, ObjectKey};
 use crate::workqueue::{BucketRateLimiter, MaxOfRateLimiter, exponential_failure_rate_limiter};
 
-/// The pace of retries: a key that failed waits from 200 ms to 1000 s; at most 10 keys a second are
-/// retried, with a burst of 100.
+/// Returns the pace of retries: a key that failed waits from 200 ms to 1000 s; at most 10 keys a
+/// second are retried, with a burst of 100.
 pub fn queue_policy(clock: SharedClock) -> QueuePolicy<ObjectKey> {
     QueuePolicy::default().limited_by(Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_millis(200), Duration::from_secs(1000)),
@@ -22,7 +22,7 @@ pub fn queue_policy(clock: SharedClock) -> QueuePolicy<ObjectKey> {
     ])))
 }
 
-/// The PKCS #10 request in `object`.
+/// Parses the PKCS #10 request in `spec.request`, a PEM in base64.
 ///
 /// # Errors
 /// One line that describes the fault.

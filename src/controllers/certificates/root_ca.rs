@@ -19,7 +19,7 @@ pub fn root_ca(file: &str, client: &Client) -> Result<Vec<u8>, String> {
     Ok(pem)
 }
 
-/// Checks that a file has certificates, and that all are well formed.
+/// Checks that `pem` holds at least one certificate, and that all are well formed.
 fn check_certificates(pem: &[u8]) -> Result<(), String> {
     let certificates = pem::certificates(pem);
     if certificates.is_empty() {

@@ -33,7 +33,7 @@ metrics! {
 struct Publisher {
     client: Client,
     maps: Lister<ConfigMap>,
-    /// The content of each ConfigMap.
+    /// The data that each ConfigMap is to have: the CA certificates under [`DATA_KEY`].
     data: Labels,
     clock: SharedClock,
 }
@@ -77,7 +77,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Publisher {
-    /// Publishes the ConfigMap in a namespace, and counts the sync by its HTTP code.
+    /// Publishes the ConfigMap in a namespace, and counts the sync by the HTTP code of its result:
+    /// 200, or that of the error.
     async fn sync(self: Arc<Self>, namespace: ObjectKey) -> SyncResult {
         let start = self.clock.monotonic();
         let result = self.publish(&namespace.name).await;
@@ -92,7 +93,8 @@ impl Publisher {
         result
     }
 
-    /// Creates or corrects the ConfigMap of a namespace.
+    /// Creates or corrects the ConfigMap of a namespace. A namespace that is gone or terminating
+    /// needs none.
     async fn publish(&self, namespace: &str) -> SyncResult {
         let key = ObjectKey::new(namespace, NAME);
         let Some(cached) = self.maps.get(&key) else {
@@ -119,7 +121,8 @@ impl Publisher {
     }
 }
 
-/// Returns `map` with the right content; `None` when it has that already.
+/// Returns `map` with `data` and the description; `None` if it has both already. Another text of
+/// the description stays.
 fn with_expected_content(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
     let annotations = &map.meta.annotations;
     let is_described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());

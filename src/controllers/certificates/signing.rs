@@ -28,6 +28,8 @@ const WORKERS: usize = 5;
 /// The shortest duration of a certificate that a request may choose.
 const MIN_DURATION: Duration = Duration::from_secs(10 * 60);
 
+/// Checks a request and its usages against the rules of a signer; the error is the reason for the
+/// refusal.
 type RequestCheck = fn(&CertificateRequest, &[Istr]) -> Result<(), String>;
 
 /// One of the signers that Kubernetes defines.
@@ -155,7 +157,8 @@ enum Decision {
 }
 
 impl Signing {
-    /// The signer for `request`, if it is to be signed now.
+    /// Returns the signer of `request` if it is approved, has not failed and has no certificate
+    /// yet.
     fn signer_for(&self, request: &CertificateSigningRequest) -> Option<&Arc<Signer>> {
         if request.status.is_issued() || !request.status.is_approved() || request.status.is_failed()
         {
@@ -164,7 +167,8 @@ impl Signing {
         self.signers.iter().find(|signer| request.spec.signer_name == *signer.kind.name)
     }
 
-    /// Writes the certificate, or the reason of the refusal, into the status of the request.
+    /// Signs the request, and writes the certificate, or the reason for the refusal, into its
+    /// status.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(request) = self.requests.get(&key) else { return Ok(Next::Done) };
         let Some(signer) = self.signer_for(&request).cloned() else { return Ok(Next::Done) };
@@ -215,7 +219,8 @@ impl Signer {
     }
 }
 
-/// The requested duration, or the longest one, within bounds.
+/// Returns the requested duration, but at least [`MIN_DURATION`] and at most `max_duration`;
+/// `max_duration` if none is requested.
 fn lifetime(requested_seconds: Option<i32>, max_duration: Duration) -> Duration {
     let Some(seconds) = requested_seconds else { return max_duration };
     match Duration::from_secs(u64::try_from(seconds).unwrap_or_default()) {
@@ -224,7 +229,7 @@ fn lifetime(requested_seconds: Option<i32>, max_duration: Duration) -> Duration 
     }
 }
 
-/// Checks that the usages are those of a client's certificate.
+/// Checks that the usages are those of a client's certificate, and that `client auth` is there.
 fn check_client_usages(usages: &[Istr]) -> Result<(), String> {
     const CLIENT: &str = "client auth";
     for usage in usages {
@@ -250,12 +255,12 @@ struct AuthorityFiles {
 struct LoadedPair {
     certificate: Vec<u8>,
     key: Vec<u8>,
-    /// An error unless the file has exactly one certificate.
+    /// An error unless the file has exactly one certificate. Then each signing fails.
     authority: Result<Arc<Authority>, String>,
 }
 
 impl AuthorityFiles {
-    /// Reads the two files for the first time.
+    /// Reads the two files for the first time. Fails if they cannot be used.
     fn load(certificate: &str, key: &str) -> Result<AuthorityFiles, String> {
         let fault = |error: String| format!("error reading CA cert file {certificate:?}: {error}");
         if certificate.is_empty() || key.is_empty() {
@@ -270,8 +275,8 @@ impl AuthorityFiles {
         })
     }
 
-    /// Reads the files again, and returns the authority. Blocks. Files that cannot be read, and a
-    /// key that does not belong to the certificate, leave the authority as it is.
+    /// Reads the files again, and returns the authority. Blocks. If the files cannot be read, or
+    /// the key does not belong to the certificate, the last authority stays in use.
     fn reload(&self) -> Result<Arc<Authority>, String> {
         let read = LoadedPair::read(&self.certificate, &self.key);
         let mut current = self.current.lock();
@@ -292,7 +297,8 @@ impl AuthorityFiles {
     }
 }
 
-/// The name of the pair of files in the log. Upstream: `DynamicCertKeyPairContent.Name`.
+/// Returns the name by which the log calls the pair of files. Upstream:
+/// `DynamicCertKeyPairContent.Name`.
 fn provider_name(certificate: &str, key: &str) -> String {
     format!("csr-controller::{certificate}::{key}")
 }

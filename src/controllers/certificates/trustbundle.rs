@@ -99,7 +99,8 @@ impl MetadataHandler for BundleHandler {
 }
 
 impl Publisher {
-    /// Watches the bundles of the newest served version, until the stop.
+    /// Watches the bundles in the newest served version until `stop`. The first list sets
+    /// `resource`, without which no sync does anything.
     async fn watch(&self, caches: MetadataCaches, queue: Queue<&'static str>, stop: StopToken) {
         let Some(Some(resource)) = stop.unless_stopped(self.discover_resource()).await else {
             return stop.stopped().await;
@@ -117,7 +118,8 @@ impl Publisher {
         caches.release(&informer);
     }
 
-    /// Finds the newest known version that is served; `None` if no known version is.
+    /// Returns the newest known version that is served; `None` if none is. Retries while discovery
+    /// fails.
     async fn discover_resource(&self) -> Option<ResourceType> {
         loop {
             match self.client.discovery().await {
@@ -145,7 +147,8 @@ impl Publisher {
         }
     }
 
-    /// Publishes the bundle, and counts the sync by its HTTP code.
+    /// Publishes the bundle, and counts the sync by the HTTP code of its result: 200, or that of
+    /// the error.
     async fn sync(self: Arc<Self>) -> SyncResult {
         let Some(resource) = self.resource.get() else { return Ok(Next::Done) };
         let start = self.clock.monotonic();
@@ -205,7 +208,8 @@ impl Publisher {
     }
 }
 
-/// The name of a bundle: the signer, and a digest of its authorities.
+/// Returns the name of the bundle with this PEM: the signer's prefix and a digest of the PEM, so
+/// that new certificates get a new object.
 fn bundle_name(bundle: &str) -> String {
     let mut name = NAME_PREFIX.to_owned();
     for byte in &Sha256::digest(bundle)[..12] {

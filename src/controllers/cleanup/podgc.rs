@@ -19,6 +19,7 @@ use crate::objects::{
     Istr, Node, ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp, patch_conditions,
 };
 
+/// The time between two collections.
 const PERIOD: Duration = Duration::from_secs(20);
 /// How long a pod's node is missing from the cache before it is read from the API server.
 const QUARANTINE: Duration = Duration::from_secs(40);
@@ -67,7 +68,7 @@ enum Reason {
 }
 
 impl Reason {
-    /// Its name in metrics.
+    /// Returns its name in metrics and in the log.
     fn label(self) -> &'static str {
         match self {
             Reason::Terminated => "terminated",
@@ -79,7 +80,7 @@ impl Reason {
 }
 
 impl PodGc {
-    /// Deletes the pods of each reason.
+    /// Deletes the pods of each reason in turn. Runs every [`PERIOD`].
     async fn collect(self: Arc<Self>) -> Result<(), Error> {
         let pods = self.pods.list();
         self.delete(excess_terminated(&pods, self.threshold), Reason::Terminated).await;
@@ -98,8 +99,8 @@ impl PodGc {
         self.nodes.get(&ObjectKey::cluster(name))
     }
 
-    /// Whether the pod is being deleted, on a node that is out of service, so that its kubelet
-    /// cannot end the pod.
+    /// Returns whether the pod is being deleted on a node that is out of service and not ready: its
+    /// kubelet cannot end the pod.
     fn is_out_of_service(&self, pod: &Pod) -> bool {
         pod.meta.is_being_deleted()
             && self
@@ -107,8 +108,8 @@ impl PodGc {
                 .is_some_and(|node| !node.is_ready() && node.has_taint(OUT_OF_SERVICE))
     }
 
-    /// Returns the nodes that pods name and that do not exist: missing in the cache during the
-    /// quarantine, and then in the API server too.
+    /// Returns the names of nodes that pods refer to and that do not exist: the cache lacked them
+    /// for the whole quarantine, and the API server does not have them either.
     async fn deleted_nodes(&self, pods: &[Arc<Pod>]) -> Vec<Istr> {
         let is_missing = |name: &Istr| self.node(name).is_none();
         let missing = pods.iter().map(|pod| &pod.spec.node_name);
@@ -129,7 +130,7 @@ impl PodGc {
         deleted_nodes
     }
 
-    /// Deletes the pods at once; a failure is logged and counted.
+    /// Deletes the pods at once, without a grace period; a failure is logged and counted.
     async fn delete(self: &Arc<Self>, pods: Vec<Arc<Pod>>, reason: Reason) {
         if !pods.is_empty() {
             log::info!("Garbage collecting {} pods ({})", pods.len(), reason.label());
@@ -144,13 +145,14 @@ impl PodGc {
                     log::error!("Failed to delete {} pod {key}: {error}", reason.label());
                     FAILED.with_label_values(labels).inc();
                 }
+                // Counts attempts: failed ones too, as upstream.
                 DELETED.with_label_values(labels).inc();
             }
         });
         together(deletions).await;
     }
 
-    /// Marks the pod Failed before its deletion, so that its owner does not count it as running.
+    /// Marks the pod Failed, so that its owner does not count it as running, then deletes it.
     async fn fail_and_delete(&self, pod: &Pod, reason: Reason) -> Result<(), Error> {
         let key = pod.meta.key();
         if let Some(patch) = failed_status_patch(pod, reason, self.clock.now()) {
@@ -163,7 +165,7 @@ impl PodGc {
     }
 }
 
-/// A Node whose existence alone is read.
+/// A Node of which no field is decoded: only its existence matters.
 #[derive(serde::Deserialize)]
 struct NodeName {}
 
@@ -171,13 +173,13 @@ impl Resource for NodeName {
     const RESOURCE: crate::objects::ResourceType = Node::RESOURCE;
 }
 
-/// The pods for which `is_wanted` holds.
+/// Returns the pods for which `is_wanted` holds.
 fn filter_pods(pods: &[Arc<Pod>], is_wanted: impl Fn(&Pod) -> bool) -> Vec<Arc<Pod>> {
     pods.iter().filter(|pod| is_wanted(pod)).cloned().collect()
 }
 
-/// Selects the terminated pods to delete so that `threshold` of them stay: evicted pods first, then
-/// the oldest.
+/// Returns the terminated pods to delete so that `threshold` of them stay: evicted pods first, then
+/// the oldest. None if `threshold` is 0.
 fn excess_terminated(pods: &[Arc<Pod>], threshold: usize) -> Vec<Arc<Pod>> {
     if threshold == 0 {
         return Vec::new();
@@ -199,7 +201,8 @@ fn sort_by_eviction_and_age(pods: &mut [Arc<Pod>]) {
     });
 }
 
-/// Returns the patch that makes `pod` Failed; `None` when it is terminated already.
+/// Returns the patch that makes `pod` Failed; `None` if it is terminated already. Only an orphaned
+/// pod gets the condition `DisruptionTarget`.
 fn failed_status_patch(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Value> {
     if pod.is_terminal() {
         return None;
@@ -226,8 +229,8 @@ fn failed_status_patch(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Valu
     Some(json!({ "metadata": { "uid": pod.meta.uid }, "status": status }))
 }
 
-/// Nodes that pods name and the cache lacks, with the monotonic time at which each is read from the
-/// API server.
+/// The nodes that pods name and the cache lacks, each with the monotonic time at which it is to be
+/// read from the API server.
 #[derive(Default)]
 struct Quarantine {
     ends: BTreeMap<Istr, Duration>,

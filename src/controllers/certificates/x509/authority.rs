@@ -29,6 +29,7 @@ const BACKDATE: Duration = Duration::from_secs(5 * 60);
 /// A lifetime below this is not reduced by [`BACKDATE`].
 const SHORT_LIFETIME: Duration = Duration::from_secs(8 * 60 * 60);
 
+/// The bit of each name that `spec.usages` may hold.
 const KEY_USAGES: [(&str, KeyUsages); 10] = [
     ("signing", KeyUsages::DigitalSignature),
     ("digital signature", KeyUsages::DigitalSignature),
@@ -42,7 +43,7 @@ const KEY_USAGES: [(&str, KeyUsages); 10] = [
     ("decipher only", KeyUsages::DecipherOnly),
 ];
 
-/// In the order in which they are written.
+/// The identifier of each name that `spec.usages` may hold, in the order in which they are written.
 const EXTENDED_USAGES: [(&str, ObjectIdentifier); 13] = [
     ("any", ObjectIdentifier::new_unwrap("2.5.29.37.0")),
     ("server auth", ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.1")),
@@ -63,7 +64,7 @@ const EXTENDED_USAGES: [(&str, ObjectIdentifier); 13] = [
 const CRITICAL: bool = true;
 const NOT_CRITICAL: bool = false;
 
-/// A certificate and its private key.
+/// A certificate authority: what is needed of its certificate, and its private key.
 pub struct Authority {
     /// The certificate's subject in DER.
     subject: Vec<u8>,
@@ -207,11 +208,12 @@ impl Authority {
     }
 }
 
+/// Describes an error of encoding.
 fn encoding_error(error: der::Error) -> String {
     format!("failed to encode certificate: {error}")
 }
 
-/// Computes the first and the last moment of a certificate.
+/// Returns the first and the last moment of a certificate. Fails if the authority has expired.
 /// Upstream: `PermissiveSigningPolicy.apply`.
 fn validity(
     template: &Template<'_>,
@@ -279,14 +281,14 @@ impl Usages {
     }
 }
 
-/// Encodes an extension.
+/// Encodes an extension with the identifier of `T`.
 fn extension<T: AssociatedOid + Encode>(critical: bool, value: &T) -> der::Result<Extension> {
     let extn_value = OctetString::new(value.to_der()?)?;
     Ok(Extension { extn_id: T::OID, critical, extn_value })
 }
 
-/// The time in whole seconds, with two digits of the year until 2049 (RFC 5280), then with four. No
-/// certificate begins or ends before 1970.
+/// Encodes a time in whole seconds, with two digits of the year until 2049 (RFC 5280), then with
+/// four. A time before 1970 becomes 1970: no certificate begins or ends before.
 fn asn1_time(time: Timestamp) -> der::Result<Time> {
     let since_1970 = Duration::from_secs(time.as_secs().try_into().unwrap_or_default());
     Ok(match UtcTime::from_unix_duration(since_1970) {

@@ -99,7 +99,8 @@ struct NameAttribute<'a> {
 }
 
 impl CertificateRequest {
-    /// The first block of `text`, which must be a request. Upstream: `ParseCSR`.
+    /// Parses the first block of `text`, a PEM that must begin with a request. Upstream:
+    /// `ParseCSR`.
     ///
     /// # Errors
     /// One line that describes the fault.
@@ -128,7 +129,7 @@ impl CertificateRequest {
         })
     }
 
-    /// Checks that the requester has the private key.
+    /// Checks that the request is signed with the private key that belongs to its public key.
     ///
     /// # Errors
     /// One line that gives the reason.
@@ -142,7 +143,7 @@ fn der_error(error: der::Error) -> String {
     format!("asn1: {error}")
 }
 
-/// The elements of a set, in the order in which they are encoded.
+/// Returns the elements of a set, in the order in which they are encoded.
 fn set_elements(set: AnyRef<'_>) -> der::Result<Vec<AnyRef<'_>>> {
     set.tag().assert_eq(Tag::Set)?;
     let mut reader = SliceReader::new(set.value())?;
@@ -154,7 +155,7 @@ fn set_elements(set: AnyRef<'_>) -> der::Result<Vec<AnyRef<'_>>> {
 }
 
 impl Subject {
-    /// Empty if the subject has none.
+    /// Returns the last common name; empty if the subject has none.
     pub fn common_name(&self) -> &str {
         self.values[COMMON_NAME_INDEX].last().map_or("", String::as_str)
     }
@@ -163,7 +164,7 @@ impl Subject {
         &self.values[ORGANIZATION_INDEX]
     }
 
-    /// Decodes a `Name`.
+    /// Decodes a `Name`. Attributes that are not in [`ATTRIBUTES`], or are not text, are skipped.
     fn read(name: AnyRef<'_>) -> Result<Subject, String> {
         let mut subject = Subject::default();
         for set in name.decode_as::<Vec<AnyRef>>().map_err(der_error)? {
@@ -188,7 +189,7 @@ impl Subject {
         Ok(subject)
     }
 
-    /// Encodes the subject as a `Name`. `x509_cert`'s has no room for a value that is there twice,
+    /// Encodes the subject as a `Name`. `x509_cert`'s has no room for a value that occurs twice,
     /// which Go writes.
     pub fn to_der(&self) -> der::Result<Vec<u8>> {
         let mut names = Vec::new();
@@ -220,7 +221,8 @@ fn decode_attribute(attribute: AnyRef<'_>) -> der::Result<Option<NameAttribute<'
     })
 }
 
-/// An attribute with this value: as a PrintableString where that is possible.
+/// Encodes an attribute with this value: as a PrintableString where that is possible, else as a
+/// UTF8String.
 fn encode_attribute(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>> {
     let value = match PrintableStringRef::new(value) {
         Ok(printable) => printable.into(),
@@ -229,8 +231,8 @@ fn encode_attribute(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>>
     NameAttribute { kind, value }.to_der()
 }
 
-/// Returns the names in the extensions that a request's attributes ask for. Attributes of other
-/// forms are ignored.
+/// Returns the alternative names in the extensions that a request's attributes ask for. Attributes
+/// of other forms are ignored.
 fn requested_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String> {
     let mut names = AlternativeNames::default();
     let mut seen: HashSet<ObjectIdentifier> = HashSet::new();
@@ -248,7 +250,7 @@ fn requested_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String
     Ok(names)
 }
 
-/// The extensions that an attribute asks for: its first value. `None` for other attributes.
+/// Returns the extensions that an attribute asks for, its first value; `None` for other attributes.
 fn requested_extensions(attribute: AnyRef<'_>) -> Option<AnyRef<'_>> {
     let Attribute { kind, values } = attribute.decode_as().ok()?;
     if kind != ID_EXTENSION_REQ {
@@ -288,13 +290,14 @@ impl AlternativeNames {
                     4 | 16 => found.ips.push(name.value().to_vec()),
                     n => return Err(format!("x509: cannot parse IP address of length {n}")),
                 },
+                // Go ignores names of other kinds.
                 _ => {}
             }
         }
         Ok(found)
     }
 
-    /// Returns the extension with the names by their kind.
+    /// Encodes the names as an extension, grouped by their kind.
     pub fn to_extension(&self) -> der::Result<SubjectAltName> {
         let mut names = Vec::new();
         for name in &self.dns {
@@ -313,14 +316,14 @@ impl AlternativeNames {
     }
 }
 
-/// A reader of the elements of the sequence that `bytes` begin with.
+/// Returns a reader of the elements of the sequence that `bytes` begin with.
 fn sequence_reader(bytes: &[u8]) -> der::Result<SliceReader<'_>> {
     let sequence: AnyRef = SliceReader::new(bytes)?.decode()?;
     sequence.tag().assert_eq(Tag::Sequence)?;
     SliceReader::new(sequence.value())
 }
 
-/// The address; an IPv4 address that is mapped into an IPv6 address becomes 4 bytes.
+/// Returns the address; an IPv4 address that is mapped into an IPv6 address becomes 4 bytes.
 fn shorten_ip(ip: &[u8]) -> Vec<u8> {
     let Ok(v6) = <[u8; 16]>::try_from(ip) else { return ip.to_vec() };
     match Ipv6Addr::from(v6).to_ipv4_mapped() {

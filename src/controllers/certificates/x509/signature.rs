@@ -79,7 +79,7 @@ pub fn verify(
     }
 }
 
-/// Verifies an RSA signature with PKCS #1 v1.5 padding.
+/// Verifies an RSA signature with PKCS #1 v1.5 padding. `key` is an `RSAPublicKey` in DER.
 fn verify_rsa(key: &[u8], hash: Hash, message: &[u8], signature: &[u8]) -> Result<(), String> {
     let key = RsaPublicKey::from_pkcs1_der(key).map_err(|error| error.to_string())?;
     let bits = key.n().bits();
@@ -117,7 +117,8 @@ fn verify_ecdsa(
     verified.map_err(|_| "x509: ECDSA verification failure".to_owned())
 }
 
-/// Returns whether this is a signature of one of the algorithms that rustls has.
+/// Verifies the signature with rustls; `false` also if rustls does not have the algorithm. Then
+/// `verify` tries the algorithms that only Go has.
 fn is_verified_by_rustls(
     key_algorithm: &AlgorithmIdentifierRef<'_>,
     key: &[u8],
@@ -152,7 +153,7 @@ enum Hash {
 }
 
 impl Hash {
-    /// The hash of `message`.
+    /// Returns the hash of `message`.
     fn digest(self, message: &[u8]) -> Vec<u8> {
         let algorithm = match self {
             Hash::Sha1 => &digest::SHA1_FOR_LEGACY_USE_ONLY,
@@ -163,13 +164,14 @@ impl Hash {
         digest::digest(algorithm, message).as_ref().to_vec()
     }
 
-    /// The digest, with zeros before it up to `bytes`, the size of the curve's field.
+    /// Returns the hash of `message`, with zeros before it up to `bytes`, the size of the curve's
+    /// field.
     fn padded_digest(self, message: &[u8], bytes: usize) -> Vec<u8> {
         let digest = self.digest(message);
         [vec![0; bytes.saturating_sub(digest.len())], digest].concat()
     }
 
-    /// Returns the DER of the [`DigestInfo`].
+    /// Encodes the [`DigestInfo`] of `message`.
     fn digest_info(self, message: &[u8]) -> der::Result<Vec<u8>> {
         let oid = match self {
             Hash::Sha1 => ID_SHA_1,
@@ -200,7 +202,8 @@ enum KeyKind {
 }
 
 impl SigningKey {
-    /// The first private key of a PEM file. Upstream: `keyutil.ParsePrivateKeyPEM`.
+    /// Reads the first private key of a PEM file that can sign. Upstream:
+    /// `keyutil.ParsePrivateKeyPEM`.
     pub fn from_pem(pem: &[u8]) -> Option<SigningKey> {
         let mut keys = PrivateKeyDer::pem_slice_iter(pem).filter_map(Result::ok);
         keys.find_map(|der| SigningKey::from_der(&der))
@@ -226,8 +229,7 @@ impl SigningKey {
         })
     }
 
-    /// Takes a key of rustls that signs with one of these schemes; `None` if it does not. `None`:
-    /// the key is of none of these schemes.
+    /// Takes a key of rustls; `None` if it signs with none of these schemes.
     fn from_rustls(key: Arc<dyn rustls::sign::SigningKey>) -> Option<SigningKey> {
         const SCHEMES: [(SignatureScheme, AlgorithmIdentifierRef<'_>); 4] = [
             (SignatureScheme::RSA_PKCS1_SHA256, SHA256_WITH_RSA),

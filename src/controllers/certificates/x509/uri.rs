@@ -30,7 +30,7 @@ impl Part {
         byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || marks.contains(&byte)
     }
 
-    /// Returns the bytes as text, with escapes for those that the part may not hold.
+    /// Encodes the bytes as text, with an escape for each byte that the part may not hold.
     fn percent_encode(self, bytes: &[u8]) -> String {
         let mut text = String::new();
         for byte in bytes {
@@ -45,7 +45,7 @@ impl Part {
         text
     }
 
-    /// Returns the bytes of the part, with its escapes decoded.
+    /// Decodes the escapes of `text`, which is this part of a URI. Fails where Go refuses the text.
     fn percent_decode(self, text: &str) -> Result<Vec<u8>, String> {
         let mut decoded = Vec::new();
         let mut remaining = text.as_bytes();
@@ -84,8 +84,8 @@ impl Part {
         Ok(decoded)
     }
 
-    /// Returns a path or a fragment in the form that Go writes: unchanged where it is a valid
-    /// encoding.
+    /// Returns a path or a fragment in the form that Go writes: unchanged if that is a valid
+    /// encoding, else encoded again.
     fn normalize(self, text: &str) -> Result<String, String> {
         let decoded = self.percent_decode(text)?;
         let encoded = self.percent_encode(&decoded);
@@ -100,10 +100,10 @@ impl Part {
     }
 }
 
-/// Returns `text` as Go writes it.
+/// Returns the URI `text` in the form that Go writes.
 ///
 /// # Errors
-/// One line saying why Go cannot read it, or that its host is no name of a domain.
+/// One line that says why Go cannot read it, or that its host is not a domain name.
 pub fn normal_form(text: &str) -> Result<String, String> {
     let (before, fragment) = text.split_once('#').unwrap_or((text, ""));
     let mut form =
@@ -116,7 +116,7 @@ pub fn normal_form(text: &str) -> Result<String, String> {
     Ok(form)
 }
 
-/// Returns a URI without a fragment as Go writes it.
+/// Returns a URI without a fragment in the form that Go writes.
 fn normalize_without_fragment(text: &str) -> Result<String, String> {
     if text.bytes().any(|byte| byte.is_ascii_control()) {
         return Err("net/url: invalid control character in URL".to_owned());

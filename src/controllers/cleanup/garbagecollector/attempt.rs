@@ -14,7 +14,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::lookup::Lookup;
 use crate::objects::{Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadata, Uid};
 
-/// The state of an owner.
+/// The state of an owner, as `classify` finds it.
 enum Owner {
     /// It exists, and does not wait for its dependents.
     Solid,
@@ -49,11 +49,12 @@ const UNSUPPORTED_MEDIA_TYPE: u16 = 415;
 const ORPHAN_BATCH: usize = 100;
 
 impl GarbageCollector {
-    /// Deletes the object of a node if it has lost its owners.
+    /// Deletes the object with this uid if it has lost its owners: the sync of `to_delete`.
     pub(super) async fn attempt_to_delete(self: Arc<Self>, uid: Uid) -> SyncResult {
         self.graph().forget_absent_after_loss(self.history.losses());
         let (identity, waits_for_dependents) = match self.graph().get(&uid) {
             None => return Ok(Next::Done),
+            // The API server is ending it already, and it does not wait for dependents.
             Some(node) if node.being_deleted && !node.deleting_dependents => {
                 return Ok(Next::Done);
             }
@@ -72,8 +73,8 @@ impl GarbageCollector {
         }
     }
 
-    /// Reads an object from the API server, and deletes it if it has lost its owners. Upstream:
-    /// `attemptToDeleteItem`.
+    /// Reads an object from the API server, and deletes it if it has lost its owners. An object
+    /// that waits for its dependents gets them queued instead. Upstream: `attemptToDeleteItem`.
     async fn attempt_to_delete_item(
         &self,
         identity: &Identity,
@@ -146,7 +147,7 @@ impl GarbageCollector {
         Ok(result)
     }
 
-    /// Deletes an object with the state `live`, unless its owners have changed since.
+    /// Deletes an object that was read as `live`, unless its owners have changed since.
     async fn delete_item(
         &self,
         verbs: &Dynamic,
@@ -169,6 +170,7 @@ impl GarbageCollector {
                     deleted = verbs.delete(key, delete).await;
                 }
                 Err(error) if error.is_not_found() => deleted = Err(error),
+                // Its owners have changed, or it cannot be read: the conflict is returned.
                 _ => {}
             }
         }
@@ -179,8 +181,8 @@ impl GarbageCollector {
         }
     }
 
-    /// Returns a client of the object's resource, and the object's key. `None`: the resource is
-    /// namespaced, and the identity has no namespace.
+    /// Returns a client of the object's resource, and the object's key; `None` if the resource is
+    /// namespaced and the identity has no namespace.
     async fn verbs_and_key(
         &self,
         identity: &Identity,
@@ -201,8 +203,8 @@ impl GarbageCollector {
         Ok(Some((self.client.resource(&resource).metadata_only(), key)))
     }
 
-    /// Reads the state of an owner of `item`. `None`: the item is cluster-scoped, and names a
-    /// namespaced owner.
+    /// Returns the state of an owner of `item`, from memory or from the API server; `None` if the
+    /// item is cluster-scoped and names a namespaced owner.
     async fn classify(
         &self,
         owner: &OwnerReference,
@@ -233,7 +235,7 @@ impl GarbageCollector {
                 Ok(Some(if waits { Owner::WaitsForDependents } else { Owner::Solid }))
             }
             Err(error) if !error.is_not_found() => Err(error.into()),
-            // No object has the name, or another one: the owner is gone.
+            // Not found, or the name is that of another object: the owner is gone.
             _ => {
                 self.graph().remember_absent(identity);
                 Ok(Some(Owner::Dangling))
@@ -241,8 +243,8 @@ impl GarbageCollector {
         }
     }
 
-    /// Queues the dependents that block the deletion of `owner`, or removes its finalizer if none
-    /// do. Upstream: `processDeletingDependentsItem`.
+    /// Queues the dependents that block the deletion of `owner`; if there are none, removes its
+    /// finalizer. Upstream: `processDeletingDependentsItem`.
     async fn process_deleting_dependents(&self, owner: &Identity) -> Result<(), Error> {
         {
             let graph = self.graph();
@@ -257,7 +259,8 @@ impl GarbageCollector {
         self.remove_finalizer(owner, FOREGROUND).await
     }
 
-    /// Removes the owner from its dependents, then its finalizer.
+    /// Removes the owner with this uid from its dependents' references, then removes the finalizer
+    /// `orphan` from the owner: the sync of `to_orphan`.
     pub(super) async fn attempt_to_orphan(self: Arc<Self>, uid: Uid) -> SyncResult {
         let (owner, dependents): (Identity, Vec<Identity>) = {
             let graph = self.graph();
@@ -304,7 +307,7 @@ impl GarbageCollector {
         }
     }
 
-    /// Sets `blockOwnerDeletion` of all owner references to false.
+    /// Sets `blockOwnerDeletion` to false in all owner references of an object.
     async fn unblock_owners(&self, item: &Identity, live: &Meta) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
@@ -328,8 +331,8 @@ impl GarbageCollector {
         }
     }
 
-    /// Replaces each owner reference by the result of `change`, for custom resources, which do not
-    /// support a strategic merge.
+    /// Replaces each owner reference by the result of `change`, or removes it if that is `None`.
+    /// For custom resources, which do not support a strategic merge.
     async fn replace_owners(
         &self,
         verbs: &Dynamic,
@@ -350,7 +353,7 @@ impl GarbageCollector {
         Ok(())
     }
 
-    /// Removes the finalizer; succeeds if the object or the finalizer is gone.
+    /// Removes a finalizer from an object. Succeeds if the object or the finalizer is gone.
     async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let mut wait = FIRST_BACKOFF;
@@ -378,7 +381,7 @@ impl GarbageCollector {
     }
 }
 
-/// The owners that an object names, as text.
+/// Describes the owners that an object names, for a warning.
 fn owners_text(item: &Identity, live: &Meta) -> String {
     let owners = live.owners().iter();
     let owners = owners.map(|owner| Identity::of_owner(owner, &item.scope.namespace).to_string());

@@ -68,7 +68,7 @@ impl<'a> Vertex<'a> {
         label
     }
 
-    /// Appends the definition of the vertex to `text`.
+    /// Appends the definition of the vertex `uid` to `text`.
     fn write(&self, uid: &str, text: &mut String) {
         let (group, version) = self.api_version.rsplit_once('/').unwrap_or(("", self.api_version));
         let flag = |holds: bool| if holds { "true" } else { "false" };

@@ -25,7 +25,7 @@ const MAX_DELETED: usize = 1000;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     AttemptToDelete(Uid),
-    /// The same, with backoff.
+    /// As `AttemptToDelete`, but the key is added with backoff.
     AttemptToDeleteLater(Uid),
     AttemptToOrphan(Uid),
     /// `dependent` names an owner of another namespace.
@@ -49,21 +49,22 @@ impl Graph {
         self.nodes.get(uid)
     }
 
-    /// The nodes of the dependents of `uid`.
+    /// Returns the nodes of the dependents of `uid`.
     pub fn dependents(&self, uid: &Uid) -> impl Iterator<Item = &Node> {
         let dependents = self.nodes.get(uid).map(|node| node.dependents.iter());
         dependents.into_iter().flatten().filter_map(|dependent| self.nodes.get(dependent))
     }
 
-    /// Dependents whose reference to `uid` blocks its deletion.
+    /// Returns the dependents whose reference to `uid` blocks its deletion.
     pub fn blocking_dependents(&self, uid: &Uid) -> impl Iterator<Item = &Node> {
         let blocks =
             |owner: &OwnerReference| owner.uid == *uid && owner.block_owner_deletion == Some(true);
         self.dependents(uid).filter(move |node| node.owners().iter().any(blocks))
     }
 
-    /// Returns the owner's identity as a watch has shown it, if `reference` names another group or
-    /// version. `None` also if the owner cannot own objects of `namespace`, where the reference is.
+    /// Returns the identity by which a watch has shown the owner, if `reference` names it by
+    /// another group or version. `None` also if it cannot own objects of `namespace`, the
+    /// reference's.
     pub fn observed_identity(
         &self,
         reference: &OwnerReference,
@@ -76,38 +77,39 @@ impl Graph {
         if may_own && identity.differs_in_version(reference) { Some(identity) } else { None }
     }
 
-    /// Whether `owner` is remembered as absent. The call counts as a use of it.
+    /// Returns whether `owner` is remembered as absent, and counts that as a use of the memory.
     pub fn is_absent(&mut self, owner: &Identity) -> bool {
         self.absent.contains(owner)
     }
 
-    /// Forgets absent owners if the API server has lost versions since: they may exist again.
-    /// `losses`: the number of such losses until now.
+    /// Forgets the absent owners if the API server has lost versions since they were added: they
+    /// may exist again. `losses` is the number of such losses until now.
     pub fn forget_absent_after_loss(&mut self, losses: u64) {
         if self.absent.losses != losses {
             self.absent = AbsentOwners { losses, ..AbsentOwners::default() };
         }
     }
 
-    /// Remembers that a read has not found `owner`.
+    /// Remembers `owner` as absent: a read has not found it.
     pub fn remember_absent(&mut self, owner: Identity) {
         self.absent.insert(owner);
     }
 
-    /// Whether `uid` has an owner that does not exist, and that no watch has shown. `absent`: its
-    /// owners that were looked up and not found.
+    /// Returns whether `uid` has an owner that does not exist and that no watch has shown. `absent`
+    /// are its owners that were looked up and not found.
     pub fn has_unseen_owner(&self, uid: &Uid, absent: &[Uid]) -> bool {
         self.nodes.get(uid).is_some_and(|node| node.has_unseen_owner)
             || absent.iter().any(|owner| self.is_unseen(owner))
     }
 
-    /// Whether no watch has shown `owner`: it is known from references alone, and no deletion of it
-    /// was observed.
+    /// Whether no watch has shown `owner`: its node is known from references alone, and none of the
+    /// last deletions was its own.
     fn is_unseen(&self, owner: &Uid) -> bool {
         self.nodes.get(owner).is_some_and(|node| node.is_virtual) && !self.deleted.contains(owner)
     }
 
-    /// Records an object that a watch has shown, added or changed, and emits what follows from it.
+    /// Records an object that a watch has shown as added or changed, and emits the effects. `old`
+    /// is its last state, `None` if it was added.
     pub fn observe(
         &mut self,
         identity: Identity,
@@ -149,8 +151,8 @@ impl Graph {
         self.handle_deletion_start(&uid, old, new, emit);
     }
 
-    /// Makes a virtual node real: a watch has shown its object. Dependents that name it differently
-    /// are processed again.
+    /// Makes a virtual node real by the identity that a watch has shown. Queues the dependents
+    /// whose references differ from it.
     fn confirm_virtual(&mut self, observed: Identity, emit: &mut dyn FnMut(Effect)) {
         let uid = observed.uid.clone();
         if self.nodes.get(&uid).is_some_and(|node| node.identity != observed) {
@@ -170,7 +172,7 @@ impl Graph {
         }
     }
 
-    /// Updates the edges of `uid` to its owners.
+    /// Updates the edges of `uid` to its owners, and queues the owners that it no longer blocks.
     fn change_owners(&mut self, uid: &Uid, new: &Meta, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.get_mut(uid) else { return };
         if node.owners() == new.owners() {
@@ -199,7 +201,8 @@ impl Graph {
         self.add_to_owners(uid, &added, emit);
     }
 
-    /// Adds `uid` to the dependents of `owners`. An owner without a node gets a virtual one.
+    /// Adds `uid` to the dependents of `owners`. An owner without a node gets a virtual one. Queues
+    /// `uid` if one of its references may be wrong.
     fn add_to_owners(
         &mut self,
         uid: &Uid,
@@ -254,7 +257,8 @@ impl Graph {
         }
     }
 
-    /// Handles the start of a deletion that waits under a finalizer of the garbage collector.
+    /// Queues what a deletion needs if it has just begun to wait for the garbage collector, under
+    /// the finalizer `orphan` or `foregroundDeletion`.
     fn handle_deletion_start(
         &mut self,
         uid: &Uid,
@@ -278,7 +282,7 @@ impl Graph {
         }
     }
 
-    /// A watch has shown the deletion of an object.
+    /// Removes an object whose deletion a watch has shown.
     pub fn handle_deletion(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         self.deleted.insert(identity.uid.clone());
         let Some(node) = self.nodes.get(&identity.uid) else { return };
@@ -288,8 +292,8 @@ impl Graph {
         self.remove(identity, emit);
     }
 
-    /// Records that a read has shown that the API server has no such object; no watch has shown its
-    /// deletion.
+    /// Handles that a read has not found the object, though no watch has shown its deletion.
+    /// Removes the node, or tries the next identity by which its dependents name it.
     /// Upstream: a "virtual delete event".
     pub fn handle_absence(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.get(&identity.uid) else { return };
@@ -302,6 +306,8 @@ impl Graph {
                 }
             }
         }
+        // A virtual node by whose identity no dependent differs, or a real node by its own
+        // identity.
         if is_virtual && others.is_empty() || !is_virtual && node_identity == *identity {
             return self.remove(identity, emit);
         }
@@ -322,7 +328,7 @@ impl Graph {
         }
     }
 
-    /// Removes the node, and queues its dependents and the owners that wait for it.
+    /// Removes the node, and queues its dependents and the owners that wait for its deletion.
     fn remove(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.remove(&identity.uid) else { return };
         for owner in node.owners() {
@@ -331,7 +337,7 @@ impl Graph {
         if !node.dependents.is_empty() {
             self.absent.insert(identity.clone());
         }
-        // Those that name it by a version that is not served cannot look it up.
+        // A dependent that names it by a version that is not served cannot look it up later.
         for dependent in node.dependents.iter().filter_map(|uid| self.nodes.get(uid)) {
             let owners = dependent.owners().iter();
             for owner in owners.filter(|owner| identity.differs_in_version(owner)) {
@@ -348,8 +354,8 @@ impl Graph {
         }
     }
 
-    /// Returns the dependents of `uid` whose references match `owner`, and those whose references
-    /// do not. One with several references may be both.
+    /// Splits the dependents of `uid` into those whose references match `owner`, returned first,
+    /// and those whose references do not. One with several references may be in both.
     fn partition_dependents(&self, uid: &Uid, owner: &Identity) -> (Vec<Node>, Vec<Node>) {
         let (mut matching, mut others) = (Vec::new(), Vec::new());
         for dependent in self.dependents(uid) {
@@ -372,7 +378,7 @@ impl Graph {
     }
 }
 
-/// Reports that `dependent` names an owner of another namespace.
+/// Emits that `dependent` names `owner`, which is in another namespace.
 fn emit_invalid_namespace(dependent: &Node, owner: &Uid, emit: &mut dyn FnMut(Effect)) {
     if let Some(owner) = dependent.owners().iter().find(|reference| reference.uid == *owner) {
         let (dependent, owner) = (dependent.identity.clone(), owner.clone());
@@ -380,8 +386,8 @@ fn emit_invalid_namespace(dependent: &Node, owner: &Uid, emit: &mut dyn FnMut(Ef
     }
 }
 
-/// Returns the next identity, after `absent`, by which `dependents` name its uid. The order is
-/// fixed and circular, so that each identity is used.
+/// Returns the identity that follows `absent` among those by which `dependents` name its uid. The
+/// order is fixed and circular, so that every identity is tried.
 fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity> {
     let cluster_scoped = absent.scope.namespace.is_empty();
     let mut others: Vec<Identity> = Vec::new();
@@ -415,13 +421,14 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
 struct AbsentOwners {
     /// Each owner with the number of its last use.
     last_uses: HashMap<Identity, u64>,
+    /// The number of uses until now: a clock for `last_uses`.
     uses: u64,
     /// The number of losses of versions when the first of them was added.
     losses: u64,
 }
 
 impl AbsentOwners {
-    /// Forgets an owner that exists again: the API server was restored from a backup.
+    /// Forgets an owner that a watch has shown: it exists again, as after a restore of a backup.
     fn forget(&mut self, owner: &Identity) {
         if !self.last_uses.is_empty() {
             self.last_uses.remove(owner);
@@ -455,7 +462,7 @@ impl AbsentOwners {
     }
 }
 
-/// The objects whose deletions were last observed.
+/// The objects whose deletions were last observed, the oldest first; at most [`MAX_DELETED`].
 #[derive(Default)]
 struct RecentlyDeleted(VecDeque<Uid>);
 
@@ -464,6 +471,7 @@ impl RecentlyDeleted {
         self.0.contains(uid)
     }
 
+    /// Adds a uid, in place of the oldest one if there are [`MAX_DELETED`].
     fn insert(&mut self, uid: Uid) {
         if self.0.len() == MAX_DELETED {
             self.0.pop_front();

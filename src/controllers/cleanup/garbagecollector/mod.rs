@@ -81,6 +81,7 @@ fn is_monitored(found: &ApiResource) -> bool {
     found.supports(&["delete", "list", "watch"]) && !is_event
 }
 
+/// The controller: the graph, and the queues of its two syncs.
 struct GarbageCollector {
     client: Client,
     recorder: Recorder,
@@ -96,7 +97,7 @@ impl GarbageCollector {
         self.graph.lock()
     }
 
-    /// Changes the graph, and carries out the effects.
+    /// Applies `change` to the graph, and carries out the effects that it emits, under the lock.
     fn change_graph(&self, change: impl FnOnce(&mut Graph, &mut dyn FnMut(Effect))) {
         change(&mut self.graph(), &mut |effect| match effect {
             Effect::AttemptToDelete(uid) => self.to_delete.add(uid),
@@ -114,7 +115,7 @@ impl GarbageCollector {
         });
     }
 
-    /// Records a warning event about an object.
+    /// Records a warning event about an object, of which only the identity is known.
     fn record_warning(&self, about: &Identity, reason: &'static str, text: String) {
         let Scope { kind, api_version, namespace } = Scope::clone(&about.scope);
         let about = ObjectReference {
@@ -138,7 +139,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    /// The identity of an object of this resource.
+    /// Returns the identity of an object of this resource.
     fn identity(&mut self, meta: &Meta) -> Identity {
         self.scope = self.scope.in_namespace(&meta.namespace);
         Identity { scope: self.scope.clone(), name: meta.name.clone(), uid: meta.uid.clone() }

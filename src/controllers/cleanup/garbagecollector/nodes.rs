@@ -22,7 +22,7 @@ pub struct Scope {
 shared!(Scope);
 
 impl Scope {
-    /// The same kind in `namespace`.
+    /// Returns the same kind and version in `namespace`.
     pub fn in_namespace(self: &Arc<Scope>, namespace: &Istr) -> Arc<Scope> {
         match self.namespace == *namespace {
             true => self.clone(),
@@ -40,19 +40,20 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The owner that `reference` in an object of `namespace` names.
+    /// Returns the identity of the owner that `reference` names, as seen from `namespace`, that of
+    /// the object with the reference.
     pub fn of_owner(reference: &OwnerReference, namespace: &Istr) -> Identity {
         let OwnerReference { api_version, kind, name, uid, .. } = reference.clone();
         let scope = Scope { kind, api_version, namespace: namespace.clone() }.shared();
         Identity { scope, name: ArcStr::from(&name), uid }
     }
 
-    /// The same in another namespace.
+    /// Returns the same object in another namespace.
     pub fn in_namespace(&self, namespace: &Istr) -> Identity {
         Identity { scope: self.scope.in_namespace(namespace), ..self.clone() }
     }
 
-    /// The same in another version of the API.
+    /// Returns the same object in another version of the API.
     pub fn in_version(&self, api_version: &Istr) -> Identity {
         let scope = Scope { api_version: api_version.clone(), ..Scope::clone(&self.scope) };
         Identity { scope: scope.shared(), ..self.clone() }
@@ -66,8 +67,8 @@ impl Identity {
             && reference.api_version == self.scope.api_version
     }
 
-    /// Whether `reference` names this object, but in another group or version. Those may change
-    /// while the object, and its uid, stay.
+    /// Returns whether `reference` names this object, but in another group or version. These may
+    /// change while the object, and its uid, stay.
     pub(super) fn differs_in_version(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name
@@ -75,7 +76,7 @@ impl Identity {
             && reference.api_version != self.scope.api_version
     }
 
-    /// The fixed order in which identities are used.
+    /// Returns the key by which identities are sorted.
     pub(super) fn sort_key(&self) -> (&Scope, &str, &Uid) {
         (&self.scope, &self.name, &self.uid)
     }
@@ -93,11 +94,13 @@ impl fmt::Display for Identity {
 #[derive(Clone, Debug)]
 pub struct Node {
     pub identity: Identity,
+    /// `None` if the object names no owner.
     pub owners: Option<Interned<[OwnerReference]>>,
     pub dependents: Dependents,
     pub being_deleted: bool,
     /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
     pub deleting_dependents: bool,
+    /// Known from others' references alone: no watch has shown it.
     pub is_virtual: bool,
     /// An owner that no watch has shown was found not to exist, as after a restore of a backup.
     pub has_unseen_owner: bool,
@@ -109,6 +112,7 @@ impl Node {
     }
 }
 
+/// An entry of the table. Boxed, so that a free slot of the table costs only a pointer.
 type Slot = Box<Node>;
 
 /// Nodes by uid. The table holds a pointer for each node, and reads the uid from the node.
@@ -185,6 +189,7 @@ impl Dependents {
         self.0.is_none()
     }
 
+    /// Returns the uids, in no fixed order.
     pub fn iter(&self) -> impl Iterator<Item = &Uid> {
         let (one, many) = match self.0.as_deref() {
             Some(Uids::One(uid)) => (Some(uid), None),

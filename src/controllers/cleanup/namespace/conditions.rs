@@ -34,8 +34,8 @@ impl Findings {
         }
     }
 
-    /// Updates the conditions of a namespace by the findings of a pass. Returns whether that
-    /// changed anything.
+    /// Updates the conditions of a namespace from the findings of a pass. Returns whether that
+    /// changed any of them.
     pub fn update_conditions(&self, conditions: &mut Vec<Condition>, now: Timestamp) -> bool {
         let mut changed = false;
         for kind in &CONDITION_KINDS {
@@ -137,7 +137,7 @@ const CONDITION_KINDS: [ConditionKind; 5] = [
     },
 ];
 
-/// The texts in one, always in the same order; `None` when there are none.
+/// Joins the texts, sorted so that the result is stable; `None` if there are none.
 fn join_sorted(texts: impl Iterator<Item = String>) -> Option<String> {
     let mut texts: Vec<String> = texts.collect();
     texts.sort();

@@ -51,7 +51,7 @@ struct ItemMeta {
     finalizers: Vec<Istr>,
 }
 
-/// Empty for other kinds.
+/// The fields of a Pod's spec; empty for other kinds.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct PodSpec {
@@ -60,7 +60,7 @@ struct PodSpec {
     termination_grace_period_seconds: Option<i64>,
 }
 
-/// Empty for other kinds.
+/// The fields of a Pod's status; empty for other kinds.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 struct PodStatus {
@@ -83,8 +83,8 @@ impl From<AnyItem> for Item {
 }
 
 impl Item {
-    /// Decodes an object of a namespace. One that cannot be decoded exists and may need a delete;
-    /// its name is empty if not even that can be read.
+    /// Decodes an object of a namespace. An object that cannot be decoded still counts as one that
+    /// needs a delete; its name is empty if even that cannot be read.
     fn decode(item: &Encoded, read_as: ReadAs) -> Item {
         let Encoded { form, bytes } = item;
         let read = match read_as {
@@ -106,7 +106,7 @@ impl Item {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
 
-    /// Returns whether it is being deleted, and a further delete would change nothing.
+    /// Returns whether the object is being deleted and a further delete would change nothing.
     fn needs_no_delete(&self) -> bool {
         let ItemMeta { deletion_timestamp, deletion_grace_period_seconds, finalizers, .. } =
             &self.metadata;
@@ -143,7 +143,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Counts an object.
+    /// Adds an object to the counts.
     fn add(&mut self, item: Item) {
         self.count += 1;
         self.needing_delete += usize::from(!item.needs_no_delete());
@@ -158,8 +158,8 @@ impl Content {
         }
     }
 
-    /// The estimated time until the Pods have ended: their longest grace period, if the namespace
-    /// has been terminating for less than that. Else zero: unknown.
+    /// Returns the estimated time until the Pods have ended: their longest grace period if the
+    /// namespace has been terminating for less than that, else zero, which means unknown.
     fn pod_estimate(&self, age: Duration) -> Duration {
         if age < self.grace { self.grace } else { Duration::ZERO }
     }
@@ -175,13 +175,13 @@ pub struct DeletionResult {
 }
 
 impl DeletionResult {
-    /// A failed attempt; the remaining objects are unknown.
+    /// Makes the result of a failed attempt, whose remaining objects are unknown.
     fn failed(estimate: Duration, error: client::Error) -> DeletionResult {
         DeletionResult { estimate, remaining: Content::default(), error: Some(error.into()) }
     }
 
-    /// Returns the result after a successful request to delete all objects. Remaining objects are
-    /// an error if neither a grace period nor a finalizer explains them.
+    /// Makes the result of a successful request to delete all objects. Remaining objects are an
+    /// error if neither a grace period nor a finalizer explains them.
     fn after_deletion(
         remaining: Content,
         estimate: Duration,
@@ -221,7 +221,8 @@ pub enum CachedPods {
     Deleted,
 }
 
-/// Deletes the objects of a resource in `namespace`, which has been terminating for `age`.
+/// Deletes the objects of a resource in `namespace`, which has been terminating for `age`, and
+/// returns what remains and for how long.
 ///
 /// Lists before it deletes, unlike upstream: most resources have no objects in a namespace, and
 /// objects that only wait for their grace period or finalizers need no second delete. In either
@@ -251,7 +252,7 @@ pub async fn delete_all(
     } else {
         list_content(&metadata, ReadAs::Metadata, namespace, None).await
     };
-    // `None`: not known.
+    // `None`: unknown.
     let mut remaining = match listed {
         Ok(content) => content,
         Err(error) if is_pods(resource) => return DeletionResult::failed(Duration::ZERO, error),
@@ -293,7 +294,7 @@ pub async fn delete_all(
     }
 }
 
-/// Lists the remaining pods: only the first page if these need nothing but time, else all.
+/// Lists the remaining pods: only the first page if it shows how long to wait, else all pages.
 async fn list_remaining_pods(
     pods: &Dynamic,
     namespace: &str,
@@ -305,11 +306,12 @@ async fn list_remaining_pods(
         {
             Ok(Some(page))
         }
+        // Also after an error or for a resource that cannot be listed: this list returns it.
         _ => list_content(pods, ReadAs::Pods, namespace, None).await,
     }
 }
 
-/// Deletes all with one request where the server allows it, else one by one.
+/// Deletes all objects with one request where the server allows it, else one by one.
 async fn delete_objects(
     verbs: &Dynamic,
     found: &ApiResource,
@@ -347,7 +349,7 @@ fn is_unsupported(error: &client::Error) -> bool {
     error.is_method_not_supported() || error.is_not_found()
 }
 
-/// Lists the objects, the first `limit` or all. `None`: the resource can't be listed.
+/// Counts the objects of a resource: the first `limit`, or all. `None` if it cannot be listed.
 async fn list_content(
     verbs: &Dynamic,
     read_as: ReadAs,
@@ -360,8 +362,8 @@ async fn list_content(
     Ok(has_more.map(|has_more| Content { has_more, ..content }))
 }
 
-/// Visits the objects as they arrive, the first `limit` or all. Returns whether there are more;
-/// `None`: the resource cannot be listed.
+/// Calls `visit` with each object as it arrives, for the first `limit` or all. Returns whether
+/// there are more; `None` if the resource cannot be listed.
 async fn visit_objects(
     verbs: &Dynamic,
     read_as: ReadAs,

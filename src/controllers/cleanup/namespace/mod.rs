@@ -64,6 +64,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 /// The namespaces whose pods are being deleted: the deletion of the last pod queues the namespace.
+/// `sync` adds and removes them.
 #[derive(Clone)]
 struct WaitingNamespaces {
     pods: Lister<Pod>,
@@ -85,7 +86,8 @@ impl WaitingNamespaces {
         waiting
     }
 
-    /// Returns the state of the pods in the cache. `pods_were_deleted`: by the last pass.
+    /// Returns the state of a namespace's pods in the cache. `pods_were_deleted`: the last pass
+    /// over the namespace has sent their deletion.
     fn cached_pods(&self, namespace: &str, pods_were_deleted: bool) -> CachedPods {
         let pods = self.pods.in_namespace(namespace);
         if pods.iter().any(|pod| !pod.meta.is_being_deleted()) {
@@ -105,13 +107,14 @@ impl WaitingNamespaces {
             && namespaces.remove(namespace)
     }
 
-    /// Adds a namespace. `false`: its last pod is gone, so that no further event comes.
+    /// Adds a namespace. Returns `false` if its last pod is gone already, so that no deletion will
+    /// queue it.
     fn add(&self, namespace: &ArcStr) -> bool {
         self.namespaces.lock().insert(namespace.clone());
         !self.remove_if_emptied(namespace)
     }
 
-    /// Returns whether the namespace was waiting.
+    /// Removes the namespace, and returns whether it was waiting.
     fn remove(&self, namespace: &str) -> bool {
         self.namespaces.lock().remove(namespace)
     }
@@ -131,7 +134,7 @@ struct NamespaceController {
     clock: SharedClock,
 }
 
-/// A write to a namespace that is being deleted.
+/// A write to a namespace that is being deleted, which `write_with_retries` repeats.
 #[derive(Clone, Copy)]
 enum NamespaceWrite {
     MarkTerminating,
@@ -139,7 +142,8 @@ enum NamespaceWrite {
 }
 
 impl NamespaceController {
-    /// Deletes the content, and removes the finalizer when nothing is left.
+    /// Deletes the content of a namespace that is being deleted, and removes its finalizer when
+    /// nothing remains.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let pods_were_deleted =
             self.waiting.as_ref().is_some_and(|waiting| waiting.remove(&key.name));
@@ -177,8 +181,8 @@ impl NamespaceController {
         Ok(Next::Done)
     }
 
-    /// Writes a change of the namespace, and retries after each conflict; never to another
-    /// namespace of the same name. `None`: the namespace does not exist any more.
+    /// Sends a write, and repeats it on the latest state after each conflict; never on another
+    /// namespace of the same name. Returns `None` if the namespace does not exist any more.
     async fn write_with_retries(
         &self,
         step: NamespaceWrite,
@@ -198,7 +202,7 @@ impl NamespaceController {
         }
     }
 
-    /// Sends one write.
+    /// Sends a write once, on the state `namespace`.
     async fn write_once(
         &self,
         step: NamespaceWrite,
@@ -225,7 +229,8 @@ impl NamespaceController {
         }
     }
 
-    /// Deletes what can be deleted now, and writes the conditions.
+    /// Deletes the content that can be deleted now: first the pods, the rest when they are gone.
+    /// Writes the conditions, and returns what remains.
     async fn delete_content(
         &self,
         namespace: &mut Namespace,
@@ -270,7 +275,7 @@ impl NamespaceController {
         }
     }
 
-    /// Returns the namespaced resources that can be deleted. Failures of discovery are added to
+    /// Returns the namespaced resources that can be deleted. Adds failures of discovery to
     /// `findings` and `errors`.
     async fn discover_deletable(
         &self,
@@ -305,7 +310,7 @@ impl NamespaceController {
         resources
     }
 
-    /// Deletes the objects of one resource; a failure is added to `findings` too.
+    /// Deletes the objects of one resource, and adds a failure to `findings` too.
     async fn delete_resource(
         &self,
         found: &ApiResource,
@@ -322,8 +327,8 @@ impl NamespaceController {
         result
     }
 
-    /// Writes the conditions where they change. A failure is logged: the next pass writes the
-    /// conditions again.
+    /// Writes the conditions if they change. A failure is only logged: the next pass writes them
+    /// again.
     async fn write_conditions(&self, namespace: &mut Namespace, findings: &Findings) {
         let mut status = namespace.status.clone();
         if !findings.update_conditions(status.conditions.get_or_insert_default(), self.clock.now())
@@ -340,7 +345,7 @@ impl NamespaceController {
     }
 }
 
-/// `None` in place of the error that the object does not exist.
+/// Returns `None` in place of the error that the object does not exist.
 fn none_if_not_found<T>(answer: client::Result<T>) -> client::Result<Option<T>> {
     match answer {
         Err(error) if error.is_not_found() => Ok(None),
@@ -348,7 +353,8 @@ fn none_if_not_found<T>(answer: client::Result<T>) -> client::Result<Option<T>> 
     }
 }
 
-/// Why a resource's group version cannot be parsed. Upstream: `ParseGroupVersion`.
+/// Returns why a resource's group version cannot be parsed; `None` if it can. Upstream:
+/// `ParseGroupVersion`.
 fn group_version_error(resource: &ResourceType) -> Option<String> {
     let group_version = resource.api_version();
     let slashes = group_version.matches('/').count();
