@@ -11,7 +11,7 @@ pub const BY_NODE: Index<Pod> = Index::new("spec.nodeName", |pod, put| {
     }
 });
 
-/// The pods that are bound to `node`, in no order. Needs [`BY_NODE`].
+/// Returns the pods that are bound to `node`, in no order. Needs [`BY_NODE`].
 pub fn on_node(pods: &Lister<Pod>, node: &str) -> Vec<Arc<Pod>> {
     pods.by_index(&BY_NODE, &IndexValue::Text(Istr::new(node)))
 }

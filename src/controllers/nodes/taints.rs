@@ -97,7 +97,7 @@ impl Swap<'_> {
     }
 }
 
-/// Replaces all taints, if the node is still at this version.
+/// Builds the patch that replaces all taints. The API server refuses it if the node has changed.
 fn patch(node: &Node, taints: &[Taint]) -> Value {
     let taints: Vec<Value> = taints.iter().map(taint_json).collect();
     let taints = if taints.is_empty() { Value::Null } else { taints.into() };
@@ -109,7 +109,7 @@ fn patch(node: &Node, taints: &[Taint]) -> Value {
     })
 }
 
-/// Returns a taint as the API has it, without empty fields.
+/// Encodes a taint as the API has it, without empty fields.
 fn taint_json(taint: &Taint) -> Value {
     let mut written = json!({ "key": taint.key, "effect": taint.effect });
     if !taint.value.is_empty() {

@@ -15,8 +15,8 @@ use crate::objects::{Node, ObjectKey};
 /// Upstream: `v1.ObjectTTLAnnotationKey`.
 const ANNOTATION: &str = "node.alpha.kubernetes.io/ttl";
 
-/// Sizes of clusters: the fewest and the most nodes, and the seconds. The ranges overlap, so that a
-/// cluster at a boundary does not change its step all the time.
+/// Sizes of clusters: the fewest and the most nodes, and the TTL in seconds. The ranges overlap, so
+/// that a cluster at a boundary does not change its step all the time.
 const STEPS: &[(u32, u32, u32)] = &[
     (0, 100, 0),
     (90, 500, 15),
@@ -52,7 +52,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 struct Ttl {
     client: Client,
     nodes: Lister<Node>,
-    /// The annotation's value.
+    /// The annotation's value, which the watch of nodes updates.
     seconds: Arc<AtomicU32>,
 }
 
@@ -79,7 +79,7 @@ struct Size {
 }
 
 impl Size {
-    /// A node was added: from a certain number of nodes the TTL is longer.
+    /// Counts an added node, and takes the next step, with a longer TTL, if this one is full.
     fn grow(&mut self) {
         self.nodes += 1;
         if self.nodes > STEPS[self.step].1 {
@@ -87,7 +87,7 @@ impl Size {
         }
     }
 
-    /// A node was deleted.
+    /// Counts a deleted node, and takes the step before if too few nodes are left for this one.
     fn shrink(&mut self) {
         self.nodes = self.nodes.saturating_sub(1);
         if self.nodes < STEPS[self.step].0 {
@@ -95,6 +95,7 @@ impl Size {
         }
     }
 
+    /// Returns the TTL of the present step.
     fn seconds(&self) -> u32 {
         STEPS[self.step].2
     }

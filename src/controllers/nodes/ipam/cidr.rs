@@ -38,13 +38,13 @@ impl Cidr {
         bits(self.is_v4)
     }
 
-    /// One lies within the other.
+    /// Returns whether one of the ranges lies within the other.
     pub fn overlaps(&self, other: &Cidr) -> bool {
         let mask = mask(self.is_v4, self.prefix.min(other.prefix));
         self.is_v4 == other.is_v4 && self.network & mask == other.network & mask
     }
 
-    /// The last address.
+    /// Returns the last address.
     pub fn last(&self) -> u128 {
         self.network | (all_ones(self.is_v4) & !mask(self.is_v4, self.prefix))
     }
@@ -58,14 +58,14 @@ fn all_ones(is_v4: bool) -> u128 {
     if is_v4 { u128::from(u32::MAX) } else { u128::MAX }
 }
 
-/// The bits of the network in a range with this prefix.
+/// Returns the bits of the network in a range with this prefix.
 fn mask(is_v4: bool, prefix: u8) -> u128 {
     let hosts = bits(is_v4) - prefix;
     let low = if hosts == 128 { u128::MAX } else { (1 << hosts) - 1 };
     all_ones(is_v4) & !low
 }
 
-/// An address as text, from its bits.
+/// Returns the address with these bits as text.
 pub fn address(is_v4: bool, number: u128) -> String {
     match u32::try_from(number) {
         Ok(number) if is_v4 => Ipv4Addr::from(number).to_string(),

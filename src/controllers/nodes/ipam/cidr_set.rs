@@ -20,10 +20,11 @@ metrics! {
         "[ALPHA] Number of endpoints added on each Service sync";
 }
 
-/// How much longer the IPv6 prefix of a node may be than the cluster's.
-/// Upstream: `clusterSubnetMaxDiff`.
+/// By how many bits the IPv6 prefix of a node may be longer than the cluster's: the set has a bit
+/// for each node range. Upstream: `clusterSubnetMaxDiff`.
 const MAX_DIFFERENCE: u8 = 16;
 
+/// The node ranges of a cluster's range, by index, and which of them are taken.
 pub struct CidrSet {
     cluster: Cidr,
     node_prefix: u8,
@@ -93,6 +94,8 @@ impl CidrSet {
         Ok(())
     }
 
+    /// Frees every range that `cidr` touches.
+    ///
     /// # Errors
     /// As [`CidrSet::occupy`].
     pub fn release(&mut self, cidr: &Cidr) -> Result<(), String> {
@@ -103,7 +106,7 @@ impl CidrSet {
         Ok(())
     }
 
-    /// Marks every range that `cidr` touches as used or free; returns how many changed.
+    /// Marks every range that `cidr` touches as used or free, and returns how many changed.
     fn mark(&mut self, cidr: &Cidr, used: bool) -> Result<u64, String> {
         let (first, last) = self.indices(cidr)?;
         Ok((first..=last).map(|index| u64::from(self.used.set(index, used))).sum())
@@ -122,7 +125,8 @@ impl CidrSet {
         Ok((self.index(cidr.network)?, self.index(cidr.last())?))
     }
 
-    /// Returns the index of the node range that contains the address `number`.
+    /// Returns the index of the node range that contains the address `number`. An error outside of
+    /// the cluster's range.
     fn index(&self, number: u128) -> Result<u64, String> {
         let shift = self.cluster.bits() - self.node_prefix;
         let offset = self.cluster.network ^ number;
@@ -136,12 +140,13 @@ impl CidrSet {
         }
     }
 
+    /// Sets the metric of usage.
     fn report(&self) {
         USAGE.with_label_values(&[&self.label]).set(self.allocated as f64 / self.max as f64);
     }
 }
 
-/// Bits that are 0 from some place on.
+/// Bits by index; those beyond the end are 0.
 #[derive(Default)]
 struct Bits(Vec<u64>);
 
@@ -164,7 +169,7 @@ impl Bits {
         true
     }
 
-    /// The position of the word that has the bit, and the mask of the bit in it.
+    /// Returns the position of the word that has the bit, and the mask of the bit in it.
     fn place(index: u64) -> (usize, u64) {
         ((index / 64) as usize, 1 << (index % 64))
     }

@@ -16,7 +16,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads the ranges and prefixes that the flags ask for.
+    /// Reads from the flags the cluster's ranges, the prefix of a node in each, and the ranges of
+    /// services.
     ///
     /// # Errors
     /// When the flags are not valid together.
@@ -29,8 +30,8 @@ impl Config {
             );
         }
         let clusters = parse_cluster_cidrs(&o.cluster_cidr)?;
-        let services = services(&o.service_cluster_ip_range)?;
-        let prefixes = prefixes(o, &clusters)?;
+        let services = parse_service_cidrs(&o.service_cluster_ip_range)?;
+        let prefixes = node_prefixes(o, &clusters)?;
         let mut sized = Vec::new();
         for (cluster, prefix) in clusters.into_iter().zip(prefixes) {
             let prefix = u8::try_from(prefix).ok().filter(|p| *p <= cluster.bits());
@@ -81,8 +82,9 @@ fn parse_cluster_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     Ok(cidrs)
 }
 
-/// Parses the ranges of services, at most one of each family.
-fn services(list: &str) -> Result<Vec<Cidr>, String> {
+/// Parses the ranges of services, at most one of each family. A malformed one is skipped with a
+/// warning, as upstream.
+fn parse_service_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
     for text in list.split(',').take(2).filter(|text| !text.trim().is_empty()) {
         match Cidr::parse(text) {
@@ -98,10 +100,10 @@ fn services(list: &str) -> Result<Vec<Cidr>, String> {
     Ok(cidrs)
 }
 
-/// Returns the prefix of a node's range for each range of the cluster, by the flags or the
-/// defaults.
+/// Returns the length of a node's prefix for each range of the cluster, from the flags or the
+/// defaults. An error if the flags do not fit the families of the cluster.
 /// Upstream: `setNodeCIDRMaskSizes`.
-fn prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
+fn node_prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
     let given = |size: i32, default: i32| if size == 0 { default } else { size };
     let (both, v4, v6) =
         (o.node_cidr_mask_size, o.node_cidr_mask_size_ipv4, o.node_cidr_mask_size_ipv6);
@@ -130,11 +132,11 @@ fn prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
             "usage of --node-cidr-mask-size-ipv4 is not allowed for a single-stack IPv6 cluster",
         );
     }
-    let of = |cluster: &Cidr| match cluster.is_v4 {
+    let prefix_of = |cluster: &Cidr| match cluster.is_v4 {
         true => given(v4, DEFAULT_V4),
         false => given(v6, DEFAULT_V6),
     };
-    Ok(clusters.iter().map(of).collect())
+    Ok(clusters.iter().map(prefix_of).collect())
 }
 
 #[cfg(test)]

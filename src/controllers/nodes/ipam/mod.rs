@@ -62,18 +62,20 @@ struct Ipam {
     recorder: Recorder,
     nodes: Lister<Node>,
     ranges: Mutex<Ranges>,
-    /// Nodes with ranges outside of the cluster's, which one event each has named.
+    /// The nodes whose ranges outside of the cluster's were reported by an event, so that each gets
+    /// one.
     reported: Mutex<HashSet<Uid>>,
 }
 
 impl Ipam {
-    /// A node with a range outside of the cluster's is reported by its first sync.
+    /// Marks the ranges of all known nodes as taken. One outside of the cluster's is reported by
+    /// the node's first sync.
     fn occupy_all(&self) {
         let mut ranges = self.ranges.lock();
         self.nodes.list().iter().for_each(|node| drop(ranges.occupy(node)));
     }
 
-    /// Frees the ranges of a deleted node.
+    /// Frees the ranges of a deleted node, unless a new node of the same name has them.
     fn release(&self, node: &Node) {
         let successor = self.nodes.get(&node.meta.key());
         let successor = successor.filter(|successor| successor.meta.uid != node.meta.uid);
@@ -81,7 +83,7 @@ impl Ipam {
         self.reported.lock().remove(&node.meta.uid);
     }
 
-    /// Assigns ranges to a node that has none, or takes note of the ranges that it has.
+    /// Assigns ranges to a node that has none, or marks the ranges that it has as taken.
     /// Upstream: `AllocateOrOccupyCIDR`, `updateCIDRsAllocation`.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
@@ -123,7 +125,7 @@ impl Ipam {
         }
     }
 
-    /// Writes the ranges of a node, with a few attempts.
+    /// Writes the ranges into a node's spec, with at most [`ATTEMPTS`] attempts.
     ///
     /// # Errors
     /// The last error, and whether the node may have the ranges in spite of it.
@@ -149,13 +151,13 @@ impl Ipam {
         }
     }
 
-    /// Upstream: `RecordNodeStatusChange`.
+    /// Records an event about a change of the node's status. Upstream: `RecordNodeStatusChange`.
     fn record(&self, node: &Node, status: &str) {
         let message = format!("Node {} status is now: {status}", node.meta.name);
         self.recorder.event(&about(node), EventType::Normal, status, message);
     }
 
-    /// The event about ranges of a node outside of the cluster's.
+    /// Reports that a node has ranges outside of the cluster's: logs it and records an event.
     fn report_foreign_ranges(&self, node: &Node, foreign: &[String]) {
         let message = format!(
             "The pod CIDR {} is outside of --cluster-cidr, so it is ignored",
@@ -166,10 +168,12 @@ impl Ipam {
     }
 }
 
+/// Returns a reference to the node for events, without its version.
 fn about(node: &Node) -> ObjectReference {
     ObjectReference { resource_version: 0, ..ObjectReference::to(node) }
 }
 
+/// Formats the ranges as the API has them.
 fn list(ranges: &[Cidr]) -> Vec<String> {
     ranges.iter().map(Cidr::to_string).collect()
 }

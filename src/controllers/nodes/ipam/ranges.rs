@@ -14,6 +14,7 @@ pub struct Ranges {
     allocated: HashMap<ArcStr, Allocated>,
 }
 
+/// The ranges that were taken for a node, and whether they are written to it.
 struct Allocated {
     uid: Uid,
     ranges: Vec<Cidr>,
@@ -32,7 +33,7 @@ enum WriteState {
 }
 
 impl Ranges {
-    /// Makes the ranges of the cluster without those of services.
+    /// Makes the sets of the cluster's ranges, with those of services taken.
     /// Upstream: `NewCIDRRangeAllocator`.
     ///
     /// # Errors
@@ -51,9 +52,9 @@ impl Ranges {
         Ok(Ranges { sets, allocated: HashMap::new() })
     }
 
-    /// Takes ranges for a node that has none, one of each family. They are the node's until they
-    /// are [`mark_refused`](Ranges::mark_refused) or the node is gone. `None`: they are written,
-    /// and the cache lags.
+    /// Takes ranges for a node that has none, one of each family, or returns the ones that it got
+    /// before. They are the node's until they are [`mark_refused`](Ranges::mark_refused) or the
+    /// node is gone. `None`: they are written to it, and the cache lags.
     ///
     /// # Errors
     /// When none is free.
@@ -84,17 +85,17 @@ impl Ranges {
         Ok(Some(ranges))
     }
 
-    /// The API server has taken the ranges that [`Ranges::allocate`] gave.
+    /// Records that the API server has taken the ranges that [`Ranges::allocate`] gave.
     pub fn mark_written(&mut self, node: &Node) {
         self.set_write_state(node, WriteState::Written);
     }
 
-    /// The API server may have taken them: the answer is lost.
+    /// Records that the API server may have taken them: the answer is lost.
     pub fn mark_outcome_unknown(&mut self, node: &Node) {
         self.set_write_state(node, WriteState::Unsure);
     }
 
-    /// Sets the state of the node with this uid, not of another of its name.
+    /// Sets the state of the node with this uid, not of another node of its name.
     fn set_write_state(&mut self, node: &Node, state: WriteState) {
         let allocated = self.allocated.get_mut(&node.meta.name);
         if let Some(allocated) = allocated.filter(|allocated| allocated.uid == node.meta.uid) {
@@ -102,7 +103,8 @@ impl Ranges {
         }
     }
 
-    /// The API server has refused them. They stay the node's if an earlier attempt is unsure.
+    /// Frees the ranges that the API server has refused. They stay the node's if an earlier attempt
+    /// is unsure.
     pub fn mark_refused(&mut self, node: &Node) {
         let allocated = self.allocated.get(&node.meta.name);
         if allocated.is_some_and(|allocated| allocated.state != WriteState::Unsure) {
@@ -120,7 +122,7 @@ impl Ranges {
         }
     }
 
-    /// Frees one range in the set of each family.
+    /// Frees the ranges, one in the set of each family.
     fn release(&mut self, ranges: &[Cidr]) {
         for (set, range) in self.sets.iter_mut().zip(ranges) {
             if let Err(error) = set.release(range) {
@@ -129,7 +131,7 @@ impl Ranges {
         }
     }
 
-    /// Takes the ranges that a node has, and returns those that the cluster's do not hold.
+    /// Takes the ranges that a node has, and returns those that lie outside of the cluster's.
     /// Upstream: `occupyCIDRs`, which fails at the first of them.
     pub fn occupy(&mut self, node: &Node) -> Vec<String> {
         let own = &node.spec.pod_cidrs;
@@ -160,7 +162,7 @@ impl Ranges {
         foreign
     }
 
-    /// Frees the ranges of a node that is gone, but for those that `successor` has: a node of the
+    /// Frees the ranges of a node that is gone, except those that `successor` has, a node of the
     /// same name. Upstream: `ReleaseCIDR`.
     pub fn release_node(&mut self, node: &Node, successor: Option<&Node>) {
         self.release_unwritten(node);

@@ -16,7 +16,7 @@ pub enum Ready {
 }
 
 impl Ready {
-    /// The status of the condition Ready; `None` without the condition.
+    /// Returns the status of the condition Ready; `None` without the condition.
     pub fn of_node(node: &Node) -> Option<Ready> {
         node.status.ready().map(|condition| match condition.status.as_str() {
             "True" => Ready::True,
@@ -42,16 +42,16 @@ pub struct Health {
     pub probe: Timestamp,
     /// The condition Ready then: its heartbeat and its status.
     pub ready: Option<(Option<Timestamp>, Ready)>,
-    /// The renewal of the lease in the cache that counted last, if one did.
+    /// The lease's time of renewal that counted last from the cache; `None` if none did.
     renewed: Option<Option<Timestamp>>,
-    /// The renewal that [`confirm`](Health::confirm) counted last.
+    /// The lease's time of renewal that [`confirm`](Health::confirm) counted last.
     confirmed: Option<Option<Timestamp>>,
 }
 
 impl Health {
-    /// Returns the health after the node and its lease were read. A node without the condition
-    /// Ready counts as alive from its creation on. Each change of the lease's time counts: the
-    /// node's clock may be set back.
+    /// Returns the health of a node after it and its lease were read from the caches. A node
+    /// without the condition Ready counts as alive from its creation on. Each change of the lease's
+    /// time counts, also to an earlier one: the node's clock may be set back.
     /// Upstream: the first half of `tryUpdateNodeHealth`, where only a later time counts.
     pub fn observe(
         before: Option<&Health>,
@@ -84,8 +84,8 @@ impl Health {
         health
     }
 
-    /// Takes note of the lease as the API server has it: a renewal that is missing in the cache,
-    /// and did not count here before, is a sign of life.
+    /// Counts the lease, read from the API server, as a sign of life if the renewal is missing in
+    /// the cache and did not count here before.
     pub fn confirm(&mut self, lease: &Lease, now: Timestamp) {
         let renewed = Some(lease.spec.renew_time);
         if renewed != self.renewed && renewed != self.confirmed {
@@ -94,14 +94,14 @@ impl Health {
         }
     }
 
-    /// Nothing was heard for longer than the node is granted.
+    /// Returns whether nothing was heard of the node for longer than its grace period.
     pub fn is_silent(&self, grace: &GracePeriods, now: Timestamp) -> bool {
         let grace = if self.ready.is_some() { grace.monitor } else { grace.startup };
         now > self.probe + grace
     }
 }
 
-/// Returns the conditions of a silent node; `None` when its condition Ready says Unknown already.
+/// Returns the conditions to write for a silent node; `None` if Ready is Unknown already.
 /// Upstream: the second half of `tryUpdateNodeHealth`.
 pub fn unknown_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     if node.status.ready().is_some_and(|ready| ready.status == "Unknown") {
@@ -145,19 +145,20 @@ impl MonitorClock {
         MonitorClock { origin, start: monotonic, lost: Duration::ZERO, expected: None }
     }
 
-    /// The wall-clock time, less the time in which passes were late.
+    /// Returns the time of this clock: the wall clock's at the start, and what has passed since,
+    /// less the time in which passes were late.
     pub fn now(&self, monotonic: Duration) -> Timestamp {
         self.origin + monotonic.saturating_sub(self.start + self.lost)
     }
 
-    /// A pass starts. What it is late by more than `period` does not count.
+    /// Records the start of a pass. If it is late by more than `period`, the rest counts as lost.
     pub fn start(&mut self, monotonic: Duration, period: Duration) {
         if let Some(expected) = self.expected.take() {
             self.lost += monotonic.saturating_sub(expected + period);
         }
     }
 
-    /// The next pass should start at `at`.
+    /// Records that the next pass should start at `at`.
     pub fn expect_next_pass(&mut self, at: Duration) {
         self.expected = Some(at);
     }

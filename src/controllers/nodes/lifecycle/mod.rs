@@ -132,7 +132,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The pod was bound to a node. Upstream: `podUpdated`.
+/// Returns whether the change binds the pod to a node. Upstream: `podUpdated`.
 fn is_placed(change: &Change<'_, Pod>) -> bool {
     match change {
         Change::Added { new, .. } => !new.spec.node_name.is_empty(),
@@ -161,6 +161,7 @@ struct NodeLifecycle {
     state: Mutex<State>,
 }
 
+/// What passes remember, under one lock.
 struct State {
     clock: MonitorClock,
     /// The number of the pass.
@@ -202,7 +203,8 @@ impl NodeLifecycle {
         ready.is_some_and(|(_, ready)| ready != Ready::True)
     }
 
-    /// Taints the nodes of a zone as its rate lets it. Upstream: `doNoExecuteTaintingPass`.
+    /// Taints the nodes of a zone that wait for it, as fast as the zone's rate permits. Upstream:
+    /// `doNoExecuteTaintingPass`.
     async fn taint_zone(self: Arc<Self>, zone: Istr) -> SyncResult {
         loop {
             let now = self.clock.monotonic();
@@ -221,8 +223,9 @@ impl NodeLifecycle {
         }
     }
 
-    /// Records how the attempt to taint a node ended. `true`: all evictions have stopped meanwhile,
-    /// so the taint has to go. In a zone that is disrupted in part it stays.
+    /// Records how the attempt to taint a node ended; `Err` is the delay before the next. Returns
+    /// whether all evictions have stopped meanwhile, so that the taint has to be removed again. In
+    /// a zone that is disrupted in part it stays.
     fn settle(&self, zone: &Istr, node: &ArcStr, outcome: Result<(), Duration>) -> bool {
         let mut state = self.state.lock();
         let Some(tainter) = state.tainters.get_mut(zone) else { return false };
@@ -233,9 +236,9 @@ impl NodeLifecycle {
         outcome.is_ok() && zones::are_all_full(&state.zones)
     }
 
-    /// Swaps the taints of a node that is not ready or unreachable. `Err`: the delay before the
-    /// next attempt. Not ready and unreachable exclude each other, as the statuses of the condition
-    /// Ready do.
+    /// Swaps the taints of a node that is not ready or unreachable; `Ok` also if it needs none.
+    /// `Err` is the delay before the next attempt. Not ready and unreachable exclude each other, as
+    /// the statuses of the condition Ready do.
     async fn taint(&self, name: &ArcStr) -> Result<(), Duration> {
         let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };
         let (add, remove) = match Ready::of_node(&node) {

@@ -35,6 +35,7 @@ const NOT_COUNTED: &str = "node.kubernetes.io/exclude-disruption";
 
 type Counts = HashMap<Istr, Count>;
 
+/// The nodes of each zone in a pass.
 impl NodeLifecycle {
     /// Observes all nodes once, writes the conditions of silent ones, and adapts the rates of the
     /// zones.
@@ -74,7 +75,7 @@ impl NodeLifecycle {
         Ok(Next::After(self.period))
     }
 
-    /// Works on all items, a few at once.
+    /// Runs `work` for all items, at most [`NODE_WORKERS`] at once.
     async fn for_each_concurrently<T, F, Fut>(self: &Arc<Self>, items: Vec<T>, work: F)
     where
         T: Send + 'static,
@@ -97,8 +98,8 @@ impl NodeLifecycle {
         .await;
     }
 
-    /// Takes note of new nodes and forgets those that are gone. Returns new ones with a taint for
-    /// eviction: it goes, and comes back at the zone's rate if it is still deserved.
+    /// Records new nodes and forgets those that are gone. Returns the new ones that have a taint
+    /// for eviction: it is removed, and comes back at the zone's rate if it is still deserved.
     fn register(&self, nodes: &[Arc<Node>]) -> Vec<Arc<Node>> {
         let mut tainted = Vec::new();
         let mut state = self.state.lock();
@@ -153,7 +154,7 @@ impl NodeLifecycle {
         tainted
     }
 
-    /// Upstream: `addPodEvictorForNewZone`.
+    /// Adds a zone, with the normal rate, if it is new. Upstream: `addPodEvictorForNewZone`.
     fn add_zone(&self, state: &mut State, zone: Istr) {
         if state.zones.contains_key(&zone) {
             return;
@@ -164,13 +165,14 @@ impl NodeLifecycle {
         state.zones.insert(zone, super::ZoneState::Initial);
     }
 
+    /// Records an event that a node was `does` ("Registered") `from` ("in") the controller.
     /// Upstream: `RecordNodeEvent`.
     fn record(&self, name: &str, uid: &Uid, reason: &str, does: &str, from: &str) {
         let message = format!("Node {name} event: {does} Node {name} {from} Controller");
         self.recorder.event(&reference(name, uid), EventType::Normal, reason, message);
     }
 
-    /// Observes every node, settles those that need no request, and returns the others.
+    /// Observes every node. Returns those that need a request; the others are finished here.
     fn observe_all(
         &self,
         nodes: &[Arc<Node>],
@@ -201,8 +203,9 @@ impl NodeLifecycle {
     }
 
     /// Reads the leases of the nodes that seem silent from the API server, with one request a pass:
-    /// the watch of the cache may stall. While there is no answer the nodes stay as they are.
-    /// Upstream does so since 1.37, with a request for each node, and then waits for the cache.
+    /// the watch of the cache may stall. A renewal counts as a sign of life; without an answer the
+    /// nodes stay as they are. Upstream does so since 1.37, with a request for each node, and then
+    /// waits for the cache.
     async fn confirm(&self, observations: &mut [(Arc<Node>, NodeObservation)]) {
         let mut silent: Vec<_> =
             observations.iter_mut().filter(|(_, it)| it.write.is_some()).collect();
@@ -231,7 +234,7 @@ impl NodeLifecycle {
         }
     }
 
-    /// Observes a node: whether it is silent, and which conditions have to be written then.
+    /// Observes a node: whether it is silent, and if so which conditions have to be written.
     fn observe(&self, state: &mut State, node: &Node) -> NodeObservation {
         let now = state.clock.now(self.clock.monotonic());
         let lease =
@@ -252,7 +255,7 @@ impl NodeLifecycle {
         NodeObservation { observed, current: Some(Ready::Unknown), write, is_silent }
     }
 
-    /// Puts a node that is not ready into the queue of its zone, and takes one that is ready out.
+    /// Adds a node that is not ready to the queue of its zone, and removes one that is ready.
     fn mark(&self, state: &mut State, node: &Node, zone: &Istr, ready: Option<Ready>) {
         let (Some(ready), Some(tainter)) = (ready, state.tainters.get_mut(zone)) else { return };
         let taint = match ready {
@@ -271,8 +274,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// Carries out the decision about a node. A node whose conditions cannot be written gets no
-    /// other write, and does not count in its zone.
+    /// Carries out the decision about a node: its conditions, taints and pods. A node whose
+    /// conditions cannot be written gets no other write, and does not count in its zone.
     async fn process_node(
         &self,
         mut node: Arc<Node>,
@@ -330,8 +333,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// Marks the pods of a node as not ready if that is due. `true`: not all pods could be marked
-    /// as not ready.
+    /// Marks the pods of a node as not ready if that is due. Returns whether it failed for some of
+    /// them.
     async fn process_pods(&self, node: &Node, observation: &NodeObservation) -> bool {
         let name = &node.meta.name;
         let unmarked = self.state.lock().known.get(name).map(|known| known.unmarked);
@@ -352,7 +355,7 @@ impl NodeLifecycle {
         }
     }
 
-    /// Patches the conditions in the status.
+    /// Replaces the conditions in the status of the node, if it is still at this version.
     async fn write_conditions(
         &self,
         node: &Node,
@@ -368,7 +371,7 @@ impl NodeLifecycle {
         statuses.patch::<PartialObjectMetadata>(&node.meta.key(), &patch).await.map(drop)
     }
 
-    /// Records that the condition Ready is Unknown, before the cache shows it.
+    /// Records that the node's condition Ready was set to Unknown, before the cache shows it.
     fn record_unknown(&self, node: &Node) {
         let mut state = self.state.lock();
         let known = state.known.get_mut(&node.meta.name);
@@ -395,8 +398,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// The node as it is, if this pass may have tainted it. Upstream takes it as it was when the
-    /// pass began, so that the taint stays.
+    /// Returns the node as the API server has it, if this pass may have tainted it, else as given.
+    /// Upstream takes it as it was when the pass began, so that the taint stays.
     async fn newest(&self, node: Arc<Node>) -> Arc<Node> {
         let is_member = |tainter: &Tainter| tainter.contains(&node.meta.name);
         let may_be = self.state.lock().tainters.get(&zone_of(&node)).is_some_and(is_member);
@@ -406,8 +409,8 @@ impl NodeLifecycle {
         self.client.get::<Node>(&node.meta.key()).await.map_or(node, Arc::new)
     }
 
-    /// Sets the rates of the zones; stops evictions while no node is ready. Upstream:
-    /// `handleDisruption`.
+    /// Sets the rates of the zones, and their metrics. Stops evictions while no node is ready.
+    /// Upstream: `handleDisruption`.
     async fn handle_disruption(self: &Arc<Self>, counts: &Counts, nodes: &[Arc<Node>]) {
         let disruption = {
             let mut state = self.state.lock();
@@ -453,6 +456,7 @@ impl NodeLifecycle {
     }
 }
 
+/// Whether the node has a taint for eviction of this controller.
 fn is_tainted(node: &Node) -> bool {
     [taints::UNREACHABLE, taints::NOT_READY]
         .iter()
@@ -484,7 +488,7 @@ fn count_node(counts: &mut Counts, node: &Node, zone: &Istr, ready: Option<Ready
     }
 }
 
-/// The metrics of a zone; an empty one is healthy.
+/// Sets the metrics of a zone; an empty one is healthy.
 fn report(zone: &str, count: &Count) {
     let healthy = match count.size() {
         0 => 100.0,

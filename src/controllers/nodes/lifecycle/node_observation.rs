@@ -9,7 +9,7 @@ use crate::objects::{NO_EXECUTE, Node, NodeCondition};
 pub struct NodeObservation {
     /// The condition Ready as the node has it; Unknown without one.
     pub observed: Ready,
-    /// The same after the pass; `None`: none.
+    /// The same after the pass; `None` if the node has no condition Ready.
     pub current: Option<Ready>,
     /// The conditions to write first.
     pub write: Option<Vec<NodeCondition>>,
@@ -18,18 +18,19 @@ pub struct NodeObservation {
 }
 
 impl NodeObservation {
-    /// Leaves the node as it is in this pass.
+    /// Drops the decision: the node stays as it is in this pass.
     pub fn suspend(&mut self, node: &Node) {
         (self.current, self.write, self.is_silent) = (Ready::of_node(node), None, false);
     }
 
-    /// The node was ready until this pass.
+    /// Returns whether the node was ready until this pass.
     pub fn is_lost(&self) -> bool {
         self.observed == Ready::True && self.current.is_some_and(|ready| ready != Ready::True)
     }
 
-    /// The pods of a node may be ready without it. A node that is alive says itself that it is not
-    /// ready: its pods are left to it.
+    /// Returns whether pods of the node may still say Ready and are to be marked: the node was lost
+    /// in this pass, or an earlier attempt is due. Otherwise a node that is alive marks its pods
+    /// itself.
     pub(super) fn has_ready_pods(&self, unmarked: Unmarked) -> bool {
         let waits = match unmarked {
             Unmarked::No => false,
@@ -40,8 +41,8 @@ impl NodeObservation {
         self.is_lost() || waits && is_unready && self.observed != Ready::True
     }
 
-    /// Returns what is known of the node's pods after the pass. `has_failed`: not all could be
-    /// marked.
+    /// Returns what is known of the node's pods after the pass. `has_failed`: not all of them could
+    /// be marked.
     pub(super) fn unmarked_after(&self, before: Unmarked, has_failed: bool) -> Unmarked {
         match before {
             _ if has_failed => Unmarked::Failed,
@@ -53,7 +54,8 @@ impl NodeObservation {
         }
     }
 
-    /// Returns the taint that the node has and must not have, if any, with what comes in its place.
+    /// Returns the change of taints if the node has one that it must not have: what to remove, and
+    /// what to add in its place.
     pub fn swap(&self, node: &Node) -> Option<Swap<'static>> {
         let has = |key: &&'static str| taints::has_taint(node, key, NO_EXECUTE);
         let (add, remove) = match self.current? {

@@ -10,8 +10,8 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{ObjectKey, PartialObjectMetadata, Pod, Resource, Timestamp};
 
 impl NodeLifecycle {
-    /// Marks a pod as not ready if its node is not ready, which it may have been when the pod was
-    /// bound. Upstream: `processPod`.
+    /// Marks a pod as not ready if its node is not ready. The node may have been so already when
+    /// the pod was bound. Upstream: `processPod`.
     pub(super) async fn mark_pod_of_not_ready_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         let node = &pod.spec.node_name;
@@ -26,7 +26,7 @@ impl NodeLifecycle {
         Ok(Next::Done)
     }
 
-    /// Marks pods as not ready; continues after a failure.
+    /// Marks pods as not ready, with an event each; continues after a failure.
     /// Upstream: `MarkPodsNotReady`.
     pub(super) async fn mark_not_ready(&self, pods: &[Arc<Pod>]) -> Result<(), Error> {
         let statuses = self.client.resource(&Pod::RESOURCE).subresource("status");
@@ -45,8 +45,9 @@ impl NodeLifecycle {
     }
 }
 
-/// Returns the patch of the condition Ready; `None` when the pod has none, or it is False already.
-/// It fails on a pod that has changed: the kubelet may have come back.
+/// Returns the patch that sets the condition Ready to False; `None` if the pod has no such
+/// condition or it is False already. The API server refuses it if the pod has changed: the kubelet
+/// may be back.
 fn not_ready_patch(pod: &Pod, now: Timestamp) -> Option<Value> {
     let ready = pod.status.condition("Ready")?;
     if ready.status == "False" {

@@ -10,7 +10,7 @@ use crate::controllers::nodes::taints::{self, Swap};
 use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Istr, NO_SCHEDULE, Node, ObjectKey, PartialObjectMetadata, Resource};
 
-/// Conditions, the status that counts, and the taint.
+/// Each condition of a node, the status that counts, and the taint that it asks for.
 const BY_CONDITION: [(&str, &str, &str); 6] = [
     ("Ready", "False", taints::NOT_READY),
     ("Ready", "Unknown", taints::UNREACHABLE),
@@ -55,8 +55,8 @@ impl NodeLifecycle {
     }
 }
 
-/// Returns the NoSchedule taints that the conditions of `node` ask for and those that it has
-/// without reason; `None` without either.
+/// Returns the NoSchedule taints that the conditions of `node` ask for and it lacks, and those that
+/// it has without reason; `None` if there are neither.
 /// Upstream: `doNoScheduleTaintingPass`.
 fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
     let mut wanted: Vec<&'static str> = Vec::new();
@@ -82,7 +82,7 @@ fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
     Some(Swap { effect: NO_SCHEDULE, add, remove })
 }
 
-/// Returns the beta labels to set, which repeat stable ones.
+/// Returns the beta labels that differ from their stable labels, with the values to set.
 /// Upstream: `reconcileNodeLabels`.
 fn labels(node: &Node) -> Vec<(&'static str, Istr)> {
     let labels = &node.meta.labels;

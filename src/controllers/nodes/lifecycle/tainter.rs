@@ -10,14 +10,14 @@ use crate::workqueue::TokenBucket;
 
 const BURST: u32 = 1;
 
-/// When a node is due. The number keeps the order of those that are due together.
+/// When a node is due, and a number that keeps the order of those that are due together.
 type Place = (Duration, u64);
 
 /// Each node once, the earliest first. A node that was handed out stays a member, so that it is not
 /// added again, until it is removed. Upstream: `RateLimitedTimedQueue`.
 pub struct Tainter {
     waiting: BTreeMap<Place, ArcStr>,
-    /// `None`: handed out and tainted.
+    /// Each member's place in `waiting`; `None` once it was handed out and tainted.
     members: HashMap<ArcStr, Option<Place>>,
     limiter: TokenBucket,
     sequence: u64,
@@ -40,7 +40,7 @@ impl Tainter {
         Tainter { waiting, members, limiter, sequence: 0 }
     }
 
-    /// `false`: it is a member already.
+    /// Adds a node that is due at `due`. Returns `false` if it is a member already.
     pub fn add(&mut self, node: &ArcStr, due: Duration) -> bool {
         if self.members.contains_key(node) {
             return false;
@@ -73,7 +73,8 @@ impl Tainter {
         self.members.contains_key(node)
     }
 
-    /// The first node that is due, against a token of the rate.
+    /// Returns the first node that is due, for a token of the rate. It stays the first until
+    /// [`done`](Tainter::done), `retry` or `remove`.
     pub fn next(&mut self, now: Duration) -> NextNode {
         let Some((&(due, _), node)) = self.waiting.first_key_value() else { return NextNode::Idle };
         let Some(token_in) = self.limiter.next_in() else { return NextNode::Idle };
@@ -84,14 +85,14 @@ impl Tainter {
         NextNode::Wait(wait.max(Duration::from_millis(1)))
     }
 
-    /// A node that was handed out is tainted, or needs no taint.
+    /// Records that a node that was handed out is tainted, or needs no taint. It stays a member.
     pub fn done(&mut self, node: &str) {
         if let Some(place) = self.members.get_mut(node).and_then(Option::take) {
             self.waiting.remove(&place);
         }
     }
 
-    /// A node that was handed out is due again at `due`.
+    /// Queues a node that was handed out again, for `due`.
     pub fn retry(&mut self, node: &ArcStr, due: Duration) {
         if let Some(Some(place)) = self.members.get(node) {
             self.waiting.remove(place);

@@ -60,7 +60,8 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// The rate in a zone of `size` nodes; `None`: the rate stays as it is.
+    /// Returns the nodes a second that may be tainted in a zone of `size` nodes; `None`: the rate
+    /// stays as it is. A small zone that is disrupted in part gets no evictions.
     fn eviction_rate(&self, state: ZoneState, size: usize) -> Option<f32> {
         let is_large = i32::try_from(size).unwrap_or(i32::MAX) > self.large;
         match state {
@@ -72,7 +73,7 @@ impl Rates {
     }
 }
 
-/// What the states of the zones ask for after a pass.
+/// The consequence of the zones' states after a pass.
 #[derive(Debug, PartialEq)]
 pub enum Disruption {
     /// New rates of zones.
@@ -84,7 +85,8 @@ pub enum Disruption {
     Resume(Vec<(Istr, f32)>),
 }
 
-/// Whether the last pass found nodes, and none of them ready: evictions have stopped.
+/// Returns whether all zones are in full disruption: the last pass found nodes, none of them ready,
+/// and evictions have stopped.
 pub fn are_all_full(states: &HashMap<Istr, ZoneState>) -> bool {
     !states.is_empty() && states.values().all(ZoneState::is_full)
 }
@@ -124,7 +126,7 @@ pub fn update(
     }
 }
 
-/// Returns the key of a node's zone; empty without zone and region.
+/// Returns the key of a node's zone, from its region and zone; empty if it has neither label.
 /// Upstream: `GetZoneKey`.
 pub fn zone_of(node: &Node) -> Istr {
     let label = |beta: &str, stable: &str| {

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use crate::objects::{Taint, Toleration};
 
+/// When a pod has to leave its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
     Never,
@@ -13,7 +14,7 @@ pub enum Due {
     After(Duration),
 }
 
-/// What changed while an eviction waits.
+/// What changed while an eviction waits, so that it may be due at another time.
 #[derive(Clone, Copy, Debug)]
 pub enum Cause {
     Taints,
@@ -21,9 +22,9 @@ pub enum Cause {
 }
 
 impl Due {
-    /// Returns the start and the end of the wait in place of the one from `planned` to `due`, if
-    /// another one comes in its place. Other taints do not move it, unless one is not tolerated.
-    /// Upstream: `processPodOnNode`, where other tolerations do not move it either.
+    /// Returns the new start and end of a wait that was from `planned` to `due`; `None` if it
+    /// stays. A change of taints moves no wait that has begun, unless one is not tolerated.
+    /// Upstream: `processPodOnNode`, where a change of tolerations does not move it either.
     pub fn replaces(
         self,
         planned: Duration,
@@ -44,7 +45,7 @@ impl Due {
         }
     }
 
-    /// When an eviction that is planned since `planned`, and was due and failed, is due again, if
+    /// Returns when an eviction that was planned at `planned`, and has failed, is due again, if
     /// that is later than now: tolerations have become longer. Upstream counts from the change.
     pub fn postpones(self, planned: Duration, now: Duration) -> Option<Duration> {
         match self {
@@ -54,9 +55,9 @@ impl Due {
     }
 }
 
-/// Returns when a pod with these tolerations is due because of the taints; the first toleration of
-/// each taint counts. `comparison`: the gate TaintTolerationComparisonOperators. Upstream:
-/// `GetMatchingTolerations`, `getMinTolerationTime`.
+/// Returns when a pod with these tolerations has to leave because of the taints. Only the first
+/// toleration of each taint counts. `comparison`: the gate TaintTolerationComparisonOperators.
+/// Upstream: `GetMatchingTolerations`, `getMinTolerationTime`.
 pub fn when_due(taints: &[&Taint], tolerations: &[Toleration], comparison: bool) -> Due {
     let mut least: Option<i64> = None;
     for taint in taints {

@@ -86,15 +86,16 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The taints that evict. Upstream: `getNoExecuteTaints`.
+/// Returns the taints of a node that evict. Upstream: `getNoExecuteTaints`.
 fn no_execute_taints(node: &Node) -> impl Iterator<Item = &Taint> {
     node.spec.taints.iter().filter(|taint| taint.effect == *NO_EXECUTE)
 }
 
-/// A deleted node's evictions take place.
+/// Returns whether the pods of the node are to be planned again. Not after its deletion: the
+/// evictions that are planned take place.
 fn changes_taints(change: &Change<'_, Node>) -> bool {
     match change {
-        // A node that comes back without taints takes back what its predecessor had planned.
+        // A node that comes back without taints cancels what its predecessor had planned.
         Change::Added { new, initial } => !initial || no_execute_taints(new).next().is_some(),
         Change::Updated { old, new } => !no_execute_taints(old).eq(no_execute_taints(new)),
         Change::Resync { .. } | Change::Deleted(_) => false,
@@ -129,6 +130,7 @@ struct Planned {
 }
 
 #[derive(Clone, Copy, PartialEq)]
+/// How far an eviction is. Each one is announced by one event.
 enum Stage {
     /// It is not announced yet.
     Waiting,
@@ -144,8 +146,8 @@ impl TaintEviction {
         self.nodes.get(&ObjectKey::cluster(name))
     }
 
-    /// Returns whether a change of a pod may plan or cancel its eviction, so that a pod without
-    /// tolerations on a node without taints costs no work.
+    /// Returns whether a change of a pod may plan or cancel its eviction. This keeps pods on nodes
+    /// without taints out of the queue.
     fn may_be_evicted(&self, change: &Change<'_, Pod>) -> bool {
         let (pod, is_new) = match change {
             Change::Added { new, .. } => (new, true),
@@ -192,8 +194,8 @@ impl TaintEviction {
         }
     }
 
-    /// Plans the eviction of a pod because of these taints, in place of the one that is planned for
-    /// it.
+    /// Plans the eviction of a pod because of these taints, in place of the one that was planned,
+    /// or cancels it if the pod tolerates them.
     /// Upstream: `processPodOnNode`.
     fn plan(&self, pod: &Pod, taints: &[&Taint], cause: Cause) {
         let (key, now) = (pod.meta.key(), self.clock.monotonic());
@@ -230,7 +232,8 @@ impl TaintEviction {
         self.queue.set_timer_after(key, after);
     }
 
-    /// Upstream: `cancelWorkWithEvent`.
+    /// Cancels the eviction of a pod, with an event; one that is running is only dropped from the
+    /// plan. Upstream: `cancelWorkWithEvent`.
     fn cancel(&self, key: &ObjectKey) {
         let cancelled = self.planned.lock().remove(key);
         if cancelled.is_some_and(|planned| planned.stage != Stage::Running) {
@@ -255,7 +258,8 @@ impl TaintEviction {
         self.recorder.event(&about, EventType::Normal, "TaintManagerEviction", message);
     }
 
-    /// Deletes a pod that is due. Upstream: `deletePodHandler`.
+    /// Deletes a pod that is due, or waits on if its eviction was postponed. Upstream:
+    /// `deletePodHandler`.
     async fn evict(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let now = self.clock.monotonic();
         let (uid, due, begins) = {
@@ -303,9 +307,9 @@ impl TaintEviction {
         }
     }
 
-    /// Handles a failed eviction. A pod whose deletion is refused stays, until taints or
-    /// tolerations change. Upstream gives up on every failure; here those that may pass, as an API
-    /// server that restarts, are retried.
+    /// Decides whether a failed eviction is retried. A pod whose deletion is refused [`REFUSALS`]
+    /// times stays until taints or tolerations change. Upstream gives up on every failure; here
+    /// those that may pass, as an API server that restarts, are retried.
     fn handle_failure(&self, key: &ObjectKey, uid: &Uid, error: Error) -> SyncResult {
         if !is_refusal(&error) {
             return Err(error);
@@ -321,8 +325,8 @@ impl TaintEviction {
         Err(Error::Terminal(Box::new(error)))
     }
 
-    /// The condition comes first: owners and disruption budgets read it. Upstream:
-    /// `addConditionAndDeletePod`.
+    /// Sets the condition `DisruptionTarget`, which owners and disruption budgets read, and then
+    /// deletes the pod. Upstream: `addConditionAndDeletePod`.
     async fn delete(&self, pod: &Pod) -> Result<(), Error> {
         let key = pod.meta.key();
         if let Some(patch) = disruption_patch(pod, self.clock.now()) {
@@ -333,14 +337,15 @@ impl TaintEviction {
     }
 }
 
-/// The API server has understood the request, and does not carry it out: an admission webhook or
-/// policy denies it, or the manager lacks the right.
+/// Returns whether the API server understood the request and does not carry it out: an admission
+/// webhook or policy denies it, or the manager lacks the right. Other failures may pass.
 fn is_refusal(error: &Error) -> bool {
     let code = error.api().and_then(client::Error::code);
+    // Unauthorized, timeout, conflict and too many requests may pass.
     code.is_some_and(|code| (400..500).contains(&code) && ![401, 408, 409, 429].contains(&code))
 }
 
-/// Returns the patch of the condition DisruptionTarget; `None` when the pod has it for this reason.
+/// Returns the patch of the condition DisruptionTarget; `None` if the pod has it for this reason.
 fn disruption_patch(pod: &Pod, now: Timestamp) -> Option<Value> {
     let known = pod.status.condition("DisruptionTarget");
     let is_true = known.is_some_and(|condition| condition.status == "True");
