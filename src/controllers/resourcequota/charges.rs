@@ -27,18 +27,20 @@ pub struct Charges {
     quotas: Mutex<HashMap<ObjectKey, Usage>>,
 }
 
+/// What the pods of one quota use, and the charges that a count may lack.
 #[derive(Default)]
 struct Usage {
     /// The newest version that this process has seen or written.
     version: u64,
     /// What pods use, by that version.
     used: ResourceList,
-    /// In the order of their versions, at most [`MAX_CHARGES`]. Beyond that the two oldest become
-    /// one, which waits for both: a sum that is too high is safe, because a count with it is at
-    /// most the usage.
+    /// The charges in the order of their versions, at most [`MAX_CHARGES`]. Beyond that the two
+    /// oldest become one, which waits for both: a sum that is too high is safe, because a count
+    /// with it is at most the usage.
     recent: Vec<Charge>,
 }
 
+/// A rise of the usage of pods that the API server charged.
 struct Charge {
     version: u64,
     at: Duration,
@@ -48,8 +50,8 @@ struct Charge {
 }
 
 impl Charge {
-    /// How long it is until all its pods are in a count that has the changes until the version
-    /// `known`.
+    /// Returns how long it takes until all its pods are in a count that has the changes until the
+    /// version `known`; `None` if they are in it now.
     fn pause(&self, known: u64, now: Duration) -> Option<Duration> {
         let is_behind = known < self.version;
         let stored = (self.at + STORED).checked_sub(now).filter(|pause| !pause.is_zero());
@@ -58,10 +60,11 @@ impl Charge {
 }
 
 impl Usage {
-    /// Records that pods use `used` in the version `version`: what rises from the earlier usage is
-    /// a charge of that version.
+    /// Records that pods use `used` in the version `version` of the quota. A rise over the earlier
+    /// usage is a charge of that version.
     fn update(&mut self, version: u64, used: ResourceList, now: Duration) {
-        // The API server was restored from a backup: charges have other versions now.
+        // A lower version: the API server was restored from a backup, so charges have other
+        // versions now.
         if version < self.version {
             *self = Usage::default();
         }
@@ -86,14 +89,15 @@ impl Usage {
         (self.version, self.used) = (version, used);
     }
 
+    /// Drops the charges whose pods a count must have by now.
     fn drop_old(&mut self, known: u64, now: Duration) {
         self.recent.retain(|charge| charge.pause(known, now).is_some());
     }
 }
 
 impl Charges {
-    /// A quota has this version, in which pods have `used` this. What rises was charged, and all
-    /// that a new quota has. `known`: the version until which all changes of pods are in the cache.
+    /// Records the usage of pods in a quota that a watch has shown. Its rise was charged; of a new
+    /// quota all of it. `known`: the version until which all changes of pods are in the cache.
     pub fn record_seen(&self, quota: &Meta, used: ResourceList, known: u64, now: Duration) {
         let mut quotas = self.quotas.lock();
         let usage = quotas.entry(quota.key()).or_default();
@@ -103,8 +107,8 @@ impl Charges {
         }
     }
 
-    /// This process wrote a quota. A later version may be the next that is seen, as after a list:
-    /// what was charged is its difference to this one.
+    /// Records the usage in a quota that this process wrote. A later version may be the next that
+    /// is seen, as after a list: its difference to this one was charged.
     pub fn record_write(&self, quota: &Meta, used: ResourceList) {
         // A quota that is gone has no usage.
         if let Some(usage) = self.quotas.lock().get_mut(&quota.key())
@@ -114,28 +118,30 @@ impl Charges {
         }
     }
 
+    /// Forgets a deleted quota.
     pub fn forget(&self, quota: &ObjectKey) {
         self.quotas.lock().remove(quota);
     }
 
-    /// Whether the cache of pods has been older than a charge for too long: the pods are to be
-    /// listed.
+    /// Returns whether the cache of pods has been older than a charge for longer than [`PATIENCE`],
+    /// so that the pods are to be listed.
     pub fn are_overdue(&self, quota: &ObjectKey, known: u64, now: Duration) -> bool {
         let is_overdue =
             |charge: &Charge| known < charge.version && now >= charge.unlisted + PATIENCE;
         self.quotas.lock().get(quota).is_some_and(|usage| usage.recent.iter().any(is_overdue))
     }
 
-    /// The pods were listed for a count that stands: the next list comes after another
-    /// [`PATIENCE`].
+    /// Records that the pods were listed and the count was written: the next list comes after
+    /// another [`PATIENCE`].
     pub fn record_list(&self, quota: &ObjectKey, now: Duration) {
         if let Some(usage) = self.quotas.lock().get_mut(quota) {
             usage.recent.iter_mut().for_each(|charge| charge.unlisted = charge.unlisted.max(now));
         }
     }
 
-    /// Returns what a count may lack although it has all changes of pods until the version `known`,
-    /// and the pause after which it may lack less. `used`: what pods use in the version of `quota`.
+    /// Returns the amounts that a count may lack although it has all changes of pods until the
+    /// version `known`, and the time after which it may lack less. `used`: what pods use in the
+    /// version of `quota`.
     pub fn missing(
         &self,
         quota: &Meta,
@@ -144,7 +150,7 @@ impl Charges {
         now: Duration,
     ) -> (ResourceList, Option<Duration>) {
         let mut quotas = self.quotas.lock();
-        // Its event is on the way.
+        // The quota's event is on the way: until then all of its usage counts as charged.
         let Some(usage) = quotas.get_mut(&quota.key()) else { return (used.clone(), Some(PAUSE)) };
         if usage.version < quota.resource_version {
             usage.update(quota.resource_version, used.clone(), now);

@@ -16,7 +16,7 @@ const REQUESTS: &str = "requests.";
 const CLASS: &str = "deviceclass.resource.kubernetes.io/";
 /// The annotation of claims that are made for the extended resources of a pod.
 const EXTENDED: &str = "resource.kubernetes.io/extended-resource-claim";
-/// Such claims by the uid of their pod.
+/// Indexes such claims by the uid of their pod.
 const BY_OWNER: Index<ResourceClaim> =
     Index::new("extendedResourceClaimPodUIDOwner", |claim, add| {
         if let Some(owner) = owner(claim) {
@@ -24,7 +24,7 @@ const BY_OWNER: Index<ResourceClaim> =
         }
     });
 
-/// What is read for claims that stand for extended resources: gate `DRAExtendedResource`.
+/// The caches for claims that stand for extended resources: gate `DRAExtendedResource`.
 pub struct Extended {
     pub classes: OptionalCache<DeviceClass>,
     pub pods: Lister<Pod>,
@@ -62,14 +62,15 @@ pub fn resource_claims(
     })
 }
 
-/// The pod for whose extended resources the claim was made.
+/// Returns the reference to the pod for whose extended resources the claim was made; `None` for
+/// other claims.
 fn owner(claim: &ResourceClaim) -> Option<&crate::objects::OwnerReference> {
     claim.meta.annotations.get(EXTENDED).filter(|value| *value == "true")?;
     claim.meta.controller().filter(|owner| owner.kind == "Pod" && owner.api_version == "v1")
 }
 
 impl Extended {
-    /// Upstream: `GetExtendedResource`.
+    /// Returns the extended resource that the class names, if any. Upstream: `GetExtendedResource`.
     fn resource_of(&self, class: &str) -> Option<Istr> {
         let class = self.classes.lister()?.get(&ObjectKey::cluster(class))?;
         class.spec.extended_resource_name.clone().filter(|name| !name.is_empty())
@@ -90,8 +91,8 @@ impl Extended {
         is_extended_request(name) && classes.list().iter().any(is_resource_of)
     }
 
-    /// Returns the claim's devices under the names of extended resources, less what the claim's pod
-    /// is charged already.
+    /// Returns the amounts of extended resources that the claim's devices use, less what the
+    /// claim's pod is charged already.
     /// Upstream: `addExtendedResourceQuota`.
     fn charge(&self, claim: &ResourceClaim, claims: &Lister<ResourceClaim>) -> ResourceList {
         let mut usage = ResourceList::default();
@@ -111,7 +112,8 @@ impl Extended {
         usage
     }
 
-    /// Returns the pod that is charged for the claim's devices.
+    /// Returns the pod that is charged for the claim's devices; `None` if the claim is not the one
+    /// that the pod uses.
     /// Upstream: `getVerifiedPodUsage`.
     fn verified_pod(
         &self,

@@ -12,17 +12,18 @@ use crate::objects::{
 
 /// Measures the use of one kind of object. Upstream: `quota.Evaluator`.
 pub trait Evaluator: Send + Sync {
-    /// Whether the resource `name` of a quota is measured here. Upstream: `MatchingResources`.
+    /// Returns whether this measures the resource `name` of a quota. Upstream: `MatchingResources`.
     fn measures(&self, name: &str) -> bool;
 
-    /// What the objects of a namespace that match all of `scopes` use, under all names that may be
-    /// asked for. Upstream: `UsageStats`.
+    /// Measures what the objects of a namespace that match all of `scopes` use, under all names
+    /// that may be asked for. Upstream: `UsageStats`.
     ///
     /// # Errors
     /// When the objects are not known yet.
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error>;
 }
 
+/// Makes the error of objects that are not in the cache yet.
 fn not_synced(resource: impl std::fmt::Display) -> Error {
     Error::NotYet(format!("failed to list content: {resource} not yet synced"))
 }
@@ -39,7 +40,7 @@ pub struct Objects<L, M, S, C> {
     pub charge: C,
 }
 
-/// No object matches any scope. Upstream: `MatchesNoScopeFunc`.
+/// Returns `false`: for kinds whose objects match no scope. Upstream: `MatchesNoScopeFunc`.
 pub fn in_no_scope<T>(_: &T, _: &ScopeRequirement) -> Result<bool, SelectorError> {
     Ok(false)
 }
@@ -56,7 +57,7 @@ where
         (self.measures)(name)
     }
 
-    /// Sums what the objects of a namespace use that are in all scopes.
+    /// Sums what the objects of a namespace that match all of `scopes` use.
     fn usage(&self, namespace: &str, scopes: &[ScopeRequirement]) -> Result<ResourceList, Error> {
         let lister = (self.lister)().ok_or_else(|| not_synced(T::RESOURCE))?;
         let mut usage = ResourceList::default();
@@ -81,7 +82,7 @@ where
     }
 }
 
-/// Any objects, counted. Upstream: `objectCountEvaluator`.
+/// Counts the objects of any resource. Upstream: `objectCountEvaluator`.
 struct Count {
     informer: MetadataInformer,
     /// The same objects in other versions. While one of these is counted, this is not.
@@ -100,8 +101,8 @@ impl Count {
     }
 }
 
-/// What quotas call the number of objects of a resource: `count/deployments.apps`, and what they
-/// called the first ones.
+/// Returns the names under which quotas limit the number of objects of a resource:
+/// `count/deployments.apps`, and for a few core resources the older name too.
 fn names(resource: &ResourceType) -> impl Iterator<Item = Istr> {
     const OLD_NAMES: [&str; 4] =
         ["configmaps", "resourcequotas", "replicationcontrollers", "secrets"];
@@ -129,12 +130,13 @@ impl Evaluator for Count {
     }
 }
 
-/// The evaluators: the built-in ones under the resources they look at. Upstream: `quota.Registry`.
+/// The evaluators: the built-in ones by their resource, and a `Count` for each other watched one.
+/// Upstream: `quota.Registry`.
 pub struct Registry {
     built_in: BTreeMap<String, Arc<dyn Evaluator>>,
     /// The handler of each watched resource owns its evaluator, which ends with it.
     counts: RwLock<Vec<Weak<Count>>>,
-    /// All that they measure, or have measured before their resource was gone.
+    /// The names that `counts` measure, or have measured before their resource was gone.
     counted: RwLock<BTreeSet<Istr>>,
 }
 
@@ -174,7 +176,8 @@ impl Registry {
         count
     }
 
-    /// Returns the built-in evaluators, and those that count the objects of a watched resource.
+    /// Returns the built-in evaluators, and those that count the objects of other watched
+    /// resources.
     fn evaluators(&self) -> Vec<Arc<dyn Evaluator>> {
         let counts = self.counts.read();
         let counts =
@@ -182,24 +185,24 @@ impl Registry {
         self.built_in.values().cloned().chain(counts).collect()
     }
 
-    /// Whether any measures the resource `name` of quotas.
+    /// Whether any evaluator measures the resource `name` of quotas.
     pub fn measures(&self, name: &str) -> bool {
         self.evaluators().iter().any(|evaluator| evaluator.measures(name))
     }
 
-    /// Whether the resource `name` of quotas was measured, and is not any more: its objects are not
-    /// watched.
+    /// Whether the resource `name` of quotas was measured once and is not any more: its objects are
+    /// not watched now.
     pub fn has_lost(&self, name: &str) -> bool {
         self.counted.read().contains(name) && !self.measures(name)
     }
 
-    /// Whether several measure the resource `name` of quotas.
+    /// Whether several evaluators measure the resource `name` of quotas.
     pub fn is_shared(&self, name: &str) -> bool {
         self.evaluators().iter().filter(|evaluator| evaluator.measures(name)).count() > 1
     }
 
-    /// Returns what is used of the resources that the quota limits and that are measured here, and
-    /// what could not be measured: those resources are left out.
+    /// Measures what is used of the `limited` resources that an evaluator knows. Returns it with
+    /// the errors; resources that could not be measured are left out.
     /// Upstream: `CalculateUsage`.
     pub fn measure(
         &self,

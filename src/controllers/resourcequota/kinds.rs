@@ -15,7 +15,7 @@ const CLAIMS: [&str; 3] =
     ["count/persistentvolumeclaims", "persistentvolumeclaims", "requests.storage"];
 const STORAGE_CLASS: &str = ".storageclass.storage.k8s.io/";
 
-/// The evaluator of Services. Upstream: `NewServiceEvaluator`.
+/// Makes the evaluator of Services. Upstream: `NewServiceEvaluator`.
 pub fn services(services: Lister<Service>) -> Arc<dyn Evaluator> {
     Arc::new(Objects {
         lister: move || Some(services.clone()),
@@ -25,9 +25,10 @@ pub fn services(services: Lister<Service>) -> Arc<dyn Evaluator> {
     })
 }
 
-/// Adds what a service uses.
+/// Adds what a Service uses to `usage`: itself, its node ports and its load balancer.
 pub fn charge_service(service: &Service, usage: &mut ResourceList) {
     let ports = &service.spec.ports;
+    // Numbers of node ports and of load balancers.
     let (node_ports, balancers) = match service.spec.r#type.as_str() {
         "NodePort" => (ports.len(), 0),
         "LoadBalancer" if service.spec.allocate_load_balancer_node_ports == Some(false) => {
@@ -41,7 +42,8 @@ pub fn charge_service(service: &Service, usage: &mut ResourceList) {
     }
 }
 
-/// Whether the quota's view of the service's type changes. Upstream: `GetQuotaServiceType`.
+/// Returns whether an update changes the Service's type as quotas see it: NodePort, LoadBalancer,
+/// or another one. Upstream: `GetQuotaServiceType`.
 pub fn service_changes_usage(old: &Service, new: &Service) -> bool {
     let charged = |service: &Service| {
         let r#type = &service.spec.r#type;
@@ -50,7 +52,7 @@ pub fn service_changes_usage(old: &Service, new: &Service) -> bool {
     charged(old) != charged(new)
 }
 
-/// The evaluator of PersistentVolumeClaims. Upstream: `NewPersistentVolumeClaimEvaluator`.
+/// Makes the evaluator of PersistentVolumeClaims. Upstream: `NewPersistentVolumeClaimEvaluator`.
 pub fn volume_claims(claims: Lister<PersistentVolumeClaim>) -> Arc<dyn Evaluator> {
     Arc::new(Objects {
         lister: move || Some(claims.clone()),
@@ -67,7 +69,7 @@ fn measures_claims(name: &str) -> bool {
     CLAIMS.contains(&name) || CLAIMS[1..].iter().copied().any(by_class)
 }
 
-/// Adds what a claim uses.
+/// Adds what a claim uses to `usage`, in total and of its storage class.
 pub fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
     let class = claim.storage_class();
     let mut charge = |name: &str, amount: Quantity| {
@@ -83,14 +85,16 @@ pub fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
     usage.add_to(&CLAIMS[0].into(), Quantity::ONE);
 }
 
-/// Whole bytes: what is asked for, or what an expansion has set aside if that is more.
+/// Returns the storage that a claim is charged, in whole bytes: what it requests, or what an
+/// expansion has allocated if that is more.
 fn storage_of(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     let asked = claim.spec.storage?.rounded_up();
     let allocated = claim.status.allocated_storage.filter(|amount| amount.compare(asked).is_gt());
     Some(allocated.map_or(asked, Quantity::rounded_up))
 }
 
-/// Returns whether a claim is in a scope, of which it knows only `VolumeAttributesClass`.
+/// Returns whether a claim is in a scope. Of the scopes only `VolumeAttributesClass` applies to
+/// claims.
 /// Upstream: `pvcMatchesScopeFunc`.
 fn claim_in_scope(
     claim: &PersistentVolumeClaim,
@@ -111,8 +115,8 @@ fn claim_in_scope(
     Ok(classes.into_iter().any(|class| selector.matches(&label(class))))
 }
 
-/// Whether the claim is charged differently. Upstream: `RequiresQuotaReplenish`, which compares two
-/// pointers and so is true of every update.
+/// Returns whether an update changes what the claim is charged. Upstream: `RequiresQuotaReplenish`,
+/// which compares two pointers and so is true of every update.
 pub fn claim_changes_usage(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
     storage_of(old) != storage_of(new)
         || old.storage_class() != new.storage_class()

@@ -29,8 +29,8 @@ use crate::objects::{
 /// How long workers wait for the DeviceClasses, which a server need not serve.
 const CLASSES_PATIENCE: Duration = Duration::from_secs(10);
 
-/// When the first count of new limits is repeated. What is created during it is charged to nothing,
-/// and then no event causes another count.
+/// The delay before the first count of new limits is repeated. Objects that are created during it
+/// are charged to nothing, and then no event causes another count.
 const SECOND_COUNT: Duration = Duration::from_secs(5);
 
 /// Sets up the controller `resourcequota-controller`.
@@ -69,7 +69,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Makes the registry with the evaluators that do more than count.
+/// Makes the registry with the built-in evaluators, which do more than count objects.
 fn registry(c: &mut Controller) -> Registry {
     let pods = c.lister::<Pod>();
     let pod_level_resources = c.feature("PodLevelResources");
@@ -93,7 +93,7 @@ fn registry(c: &mut Controller) -> Registry {
     Registry::new(built_in)
 }
 
-/// Queues changed quotas; those without a whole usage go to `urgent`.
+/// Queues quotas whose limits change; those whose status lacks a usage go to `urgent`.
 fn watch_quotas(
     c: &mut Controller,
     this: &Arc<Quotas>,
@@ -118,7 +118,7 @@ fn watch_quotas(
     });
 }
 
-/// Wakes quotas for updates that change usage. [`Replenish`] wakes them for deletions.
+/// Queues quotas for updates that change usage. [`Replenish`] queues them for deletions.
 fn watch_updates(c: &mut Controller, this: &Arc<Quotas>) {
     let clock = c.clock();
     watch_kind(c, this, move |old: &Pod, new| pods::changes_usage(old, new, clock.now()));
@@ -126,8 +126,8 @@ fn watch_updates(c: &mut Controller, this: &Arc<Quotas>) {
     watch_kind(c, this, claim_changes_usage);
 }
 
-/// Wakes quotas at the moment at which a pod that is being deleted, and still exists, is charged no
-/// longer. No event marks it: upstream counts again in the next full pass.
+/// Queues quotas for the moment at which a pod that is being deleted, and still exists, is charged
+/// no longer. No event marks it: upstream counts again in the next full pass.
 fn watch_terminating_pods(c: &mut Controller, this: &Arc<Quotas>) {
     let (quotas, queue) = (this.clone(), this.queue.clone());
     let pods = this.pods.clone();
@@ -185,15 +185,15 @@ struct Quotas {
 }
 
 impl Quotas {
-    /// The status does not show a limit, or the usage of a limited resource.
+    /// Returns whether the status lacks a limit, or the usage of a limited resource.
     fn lacks_usage(&self, quota: &ResourceQuota) -> bool {
         let ResourceQuotaStatus { hard, used } = &quota.status;
         !quota.limits().amounts_equal(&hard.quantities())
             || hard.names().any(|name| !used.has(name) && self.registry.measures(name))
     }
 
-    /// Wakes the quotas of a namespace that limit what `evaluator` measures. The spec counts too: a
-    /// new quota's first count may have begun before the change, and its status is not known yet.
+    /// Queues the quotas of a namespace that limit what `evaluator` measures. The spec counts too:
+    /// a new quota's first count may have begun before the change, and its status is not known yet.
     fn replenish(&self, evaluator: &dyn Evaluator, namespace: &str) {
         for quota in self.quotas.in_namespace(namespace) {
             let mut limits = quota.spec.hard.names().chain(quota.status.hard.names());
@@ -203,7 +203,7 @@ impl Quotas {
         }
     }
 
-    /// The quotas of a namespace that limit what pods use.
+    /// Returns the quotas of a namespace that limit what pods use.
     fn limiting_pods(&self, namespace: &str) -> Vec<Arc<ResourceQuota>> {
         let mut quotas = self.quotas.in_namespace(namespace);
         quotas.retain(|quota| self.limits_pods(quota));
@@ -214,25 +214,27 @@ impl Quotas {
         quota.spec.hard.names().any(|name| self.is_of_pods(name))
     }
 
-    /// The part of the quota's usage that pods have.
+    /// Returns the part of the quota's usage that pods have.
     fn used_by_pods(&self, quota: &ResourceQuota) -> ResourceList {
         let mut used = quota.status.used.quantities();
         used.retain(|name| self.is_of_pods(name));
         used
     }
 
-    /// Records what the API server charged.
+    /// Records the usage of pods in a quota that a watch has shown: the API server may have charged
+    /// it.
     fn record_used(&self, quota: &ResourceQuota) {
         let (used, known) = (self.used_by_pods(quota), self.pods.last_seen_version());
         self.recent_charges.record_seen(&quota.meta, used, known, self.clock.monotonic());
     }
 
+    /// Whether `name` is a resource of quotas that pods use.
     fn is_of_pods(&self, name: &str) -> bool {
         self.registry.built_in(&Pod::RESOURCE).is_some_and(|pods| pods.measures(name))
     }
 
-    /// Measures the pods that the API server has now, in place of those in the cache. What cannot
-    /// be measured so is left out of `measured`.
+    /// Measures the pods that the API server has now, and replaces the amounts of pods in
+    /// `measured`, which are of the cache. An amount that other evaluators share is removed.
     async fn measure_live_pods(
         &self,
         quota: &ResourceQuota,
@@ -253,7 +255,8 @@ impl Quotas {
         Ok(())
     }
 
-    /// Counts the usage of one quota again. Upstream: `syncResourceQuota`.
+    /// Counts the usage of one quota, and writes its status if that changes it. Upstream:
+    /// `syncResourceQuota`.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(quota) = self.quotas.get(&key) else { return Ok(Next::Done) };
         // Read first: what is measured is at least as new.
@@ -312,14 +315,14 @@ impl Quotas {
     }
 }
 
-/// Whether the `measured` amount of a resource is lower than the `used` one.
+/// Whether the `measured` amount of some resource is lower than the `used` one.
 fn is_lower(measured: &ResourceList, used: &ResourceList) -> bool {
     let mut counts = measured.iter();
     counts.any(|(name, count)| used.get(name).is_some_and(|used| count.compare(used).is_lt()))
 }
 
-/// Adds what is `missing` to the `measured` amounts that are lower than the `used` ones, at most up
-/// to these.
+/// Adds the `missing` amounts to those `measured` ones that are lower than the `used` ones, at most
+/// up to these.
 fn add_missing(measured: &mut ResourceList, missing: &ResourceList, used: &ResourceList) {
     for (name, used) in used.iter() {
         let lower = measured.get(name).filter(|count| count.compare(used).is_lt());
@@ -330,8 +333,8 @@ fn add_missing(measured: &mut ResourceList, missing: &ResourceList, used: &Resou
     }
 }
 
-/// Returns the quota's status with the `measured` usage; `None` when it is current. A resource that
-/// was not measured keeps its usage.
+/// Returns the quota's status with the `measured` usage; `None` if it has that already. A resource
+/// that was not measured keeps its usage.
 fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<ResourceQuotaStatus> {
     let ResourceQuotaStatus { hard, used } = &quota.status;
     let old = used.quantities();
@@ -346,14 +349,14 @@ fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<Resource
     (!is_current).then(status)
 }
 
-/// Wakes quotas when an object of the evaluator's kind is deleted.
+/// Queues quotas when an object of the evaluator's kind is deleted.
 struct Replenish {
     quotas: Arc<Quotas>,
     evaluator: Arc<dyn Evaluator>,
 }
 
 impl MetadataHandler for Replenish {
-    /// The API server has charged it.
+    /// Does nothing: the API server has charged the object.
     fn on_add(&mut self, _: &Meta) {}
 
     fn on_update(&mut self, _: &Meta, _: &Meta) {}

@@ -27,6 +27,7 @@ const NAMES: [&str; 11] = [
     "pods",
 ];
 
+/// The evaluator of Pods.
 pub struct Pods {
     pub pods: Lister<Pod>,
     pub clock: SharedClock,
@@ -48,13 +49,15 @@ impl Evaluator for Pods {
     }
 }
 
-/// Sums what the pods that match use. Those of one template in the same state are added up at once.
+/// Sums what the pods that match all of `scopes` use. Pods of one template in the same state are
+/// added up at once.
 pub fn sum(
     pods: &[Arc<Pod>],
     scopes: &[ScopeRequirement],
     pod_level_resources: bool,
     now: Timestamp,
 ) -> ResourceList {
+    // By template: the number of pods that exist, and of those that are charged.
     let mut alike: HashMap<*const PodQuota, (&PodQuota, u64, u64)> = HashMap::new();
     for pod in pods {
         let (_, stored, live) =
@@ -81,7 +84,7 @@ pub fn sum(
     usage
 }
 
-/// A resource that the system itself does not know, or a device class. Upstream:
+/// Returns whether `name` is the request of an extended resource or of a device class. Upstream:
 /// `isExtendedResourceNameForQuota`.
 pub fn is_extended_request(name: &str) -> bool {
     let is_native = !name.contains('/') || name.contains("kubernetes.io/");
@@ -89,19 +92,19 @@ pub fn is_extended_request(name: &str) -> bool {
         || !is_native && name.starts_with("requests.")
 }
 
-/// Whether the pod uses more than its place in the store: it has not ended, and is not stuck on its
-/// way out. Upstream: `QuotaV1Pod`.
+/// Returns whether the pod is charged for its resources, not only counted as an object: it has not
+/// ended, and is not past its grace period. Upstream: `QuotaV1Pod`.
 pub fn is_charged(pod: &Pod, now: Timestamp) -> bool {
     !pod.is_terminal() && charged_until(pod).is_none_or(|last| now <= last)
 }
 
-/// The last moment at which a pod that is being deleted is charged.
+/// Returns the last moment at which a pod that is being deleted is charged; `None` for other pods.
 fn charged_until(pod: &Pod) -> Option<Timestamp> {
     let grace = pod.meta.deletion_grace_period_seconds?;
     Some(pod.meta.deletion_timestamp? + grace.into())
 }
 
-/// How long it takes until the first of `pods` that are being deleted is charged no longer, though
+/// Returns the time until the first of `pods` that are being deleted is charged no longer, though
 /// it still exists.
 pub fn next_release<'a>(
     pods: impl IntoIterator<Item = &'a Arc<Pod>>,
@@ -113,7 +116,7 @@ pub fn next_release<'a>(
     Some(last.duration_since(now) + Duration::from_millis(1))
 }
 
-/// Returns whether a pod is in a scope.
+/// Returns whether a pod is in a scope of a quota. A scope of another kind holds no pod.
 /// Upstream: `podMatchesScopeFunc`.
 pub fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, SelectorError> {
     Ok(match scope.scope_name.as_str() {
@@ -132,7 +135,8 @@ pub fn in_scope(pod: &PodQuota, scope: &ScopeRequirement) -> Result<bool, Select
     })
 }
 
-/// Whether a quota may have room again, or be used up, after this change.
+/// Returns whether an update changes what the pod is charged, so that quotas may have room again or
+/// be used up.
 /// Upstream: `DefaultUpdateFilter`.
 pub fn changes_usage(old: &Pod, new: &Pod, now: Timestamp) -> bool {
     old.quota().usage != new.quota().usage
@@ -140,7 +144,7 @@ pub fn changes_usage(old: &Pod, new: &Pod, now: Timestamp) -> bool {
         || is_charged(old, now) && !is_charged(new, now)
 }
 
-/// What a pod is charged of `name`. Upstream: `PodUsageFunc`.
+/// Returns what a pod is charged of the resource `name`. Upstream: `PodUsageFunc`.
 pub fn charge(pod: &Pod, name: &Istr, now: Timestamp) -> Quantity {
     let charged = Some(&pod.quota().usage).filter(|_| is_charged(pod, now));
     charged.and_then(|usage| usage.get(name)).unwrap_or_default()

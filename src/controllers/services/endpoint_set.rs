@@ -9,8 +9,9 @@ use crate::objects::{AddressList, Endpoint, TargetRef};
 /// A set of endpoints. Two are the same when their addresses, their hostname and the name of their
 /// target are equal; the rest may change in place.
 pub struct EndpointSet {
-    /// In the order of [`compare`], each with whether it is taken.
+    /// The endpoints in the order of [`compare`], each with whether it is taken.
     endpoints: Vec<(Endpoint, bool)>,
+    /// The number of endpoints that are not taken.
     left: usize,
     /// The index up to which all endpoints are taken.
     next: usize,
@@ -40,17 +41,19 @@ impl EndpointSet {
         self.left == 0
     }
 
-    /// The position of the endpoint with the identity of `like`, unless it was taken.
+    /// Returns the index of the endpoint with the identity of `like`; `None` if it is absent or was
+    /// taken.
     fn find(&self, like: &Endpoint) -> Option<usize> {
         let at = self.endpoints.binary_search_by(|(endpoint, _)| compare(endpoint, like)).ok()?;
         (!self.endpoints[at].1).then_some(at)
     }
 
-    /// The endpoint with the identity of `like`.
+    /// Returns the endpoint with the identity of `like`, unless it was taken.
     pub fn get(&self, like: &Endpoint) -> Option<&Endpoint> {
         self.find(like).map(|at| &self.endpoints[at].0)
     }
 
+    /// Marks the endpoint at this index as taken, and returns it.
     fn take_at(&mut self, at: usize) -> Endpoint {
         let (endpoint, taken) = &mut self.endpoints[at];
         *taken = true;
@@ -58,12 +61,13 @@ impl EndpointSet {
         endpoint.clone()
     }
 
-    /// Takes the endpoint with the identity of `like` out of the set.
+    /// Takes the endpoint with the identity of `like` out of the set; `None` if it was taken
+    /// before.
     pub fn take(&mut self, like: &Endpoint) -> Option<Endpoint> {
         self.find(like).map(|at| self.take_at(at))
     }
 
-    /// The first endpoint that is not taken.
+    /// Takes the first endpoint out of the set.
     pub fn pop(&mut self) -> Option<Endpoint> {
         self.next += self.endpoints[self.next..].iter().position(|(_, taken)| !taken)?;
         Some(self.take_at(self.next))

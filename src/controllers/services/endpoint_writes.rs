@@ -50,8 +50,8 @@ impl<'a, T: Resource> Body<'a, T> {
     }
 }
 
-/// A limiter with delays of 1 s, doubling to `max`, for each key, and 10 retries a second with a
-/// burst of 100 for all keys: the endpoints of a large Service are work for the API server.
+/// Makes a limiter with delays of 1 s, doubling to `max`, for each key, and 10 retries a second
+/// with a burst of 100 for all keys: the endpoints of a large Service are work for the API server.
 pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<ObjectKey>> {
     Arc::new(MaxOfRateLimiter::new(vec![
         exponential_failure_rate_limiter(Duration::from_secs(1), max),
@@ -59,7 +59,7 @@ pub fn slow_retries(max: Duration, clock: SharedClock) -> Arc<dyn RateLimiter<Ob
     ]))
 }
 
-/// The labels with some set (`Some`) and some removed (`None`).
+/// Returns `labels` with some of them set (`Some`) and some removed (`None`).
 pub fn relabelled(labels: &Labels, changes: &[(&str, Option<&str>)]) -> Labels {
     let unchanged =
         labels.iter().filter(|(key, _)| changes.iter().all(|(changed, _)| changed != key));

@@ -19,6 +19,7 @@ impl Write for Fnv {
     }
 }
 
+/// Returns the FNV-1a hash of the text that `print` writes.
 fn hash(print: impl FnOnce(&mut dyn Write) -> std::fmt::Result) -> u128 {
     let mut fnv = Fnv(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d);
     // Writing text to it never fails.
@@ -26,7 +27,7 @@ fn hash(print: impl FnOnce(&mut dyn Write) -> std::fmt::Result) -> u128 {
     fnv.0
 }
 
-/// The canonical order of a slice's ports, for storing and for comparing lists of ports.
+/// Sorts a slice's ports into the canonical order, for storing and for comparing lists of ports.
 /// Upstream: `portsInOrder`.
 pub fn in_order(mut ports: Vec<SlicePort>) -> Vec<SlicePort> {
     ports.sort_by_cached_key(slice_port_hash);
@@ -49,7 +50,7 @@ fn slice_port_hash(port: &SlicePort) -> u128 {
     })
 }
 
-/// The sort key of a subset's port.
+/// Returns the sort key of a subset's port: the hash of the text that go-spew prints.
 pub fn port_hash(port: &EndpointPort) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointPort)")?;
@@ -57,7 +58,8 @@ pub fn port_hash(port: &EndpointPort) -> u128 {
     })
 }
 
-/// Returns the sort key of a subset, whose addresses and ports are in order already.
+/// Returns the sort key of a subset, whose addresses and ports are in order already: the hash of
+/// the text that go-spew prints.
 pub fn subset_hash(subset: &EndpointSubset) -> u128 {
     hash(|to| {
         to.write_str("(v1.EndpointSubset){Addresses:([]v1.EndpointAddress)")?;

@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use super::port_hash;
 use crate::objects::{AddressText, EndpointAddress, EndpointPort, EndpointSubset, Uid};
 
-/// Collects addresses and the ports they offer.
+/// Collects addresses and the ports that they offer, and packs them into subsets.
 #[derive(Default)]
 pub struct Packer {
-    /// Each once; identified by IP address and by the uid of its target.
+    /// Each address once, identified by IP address and by the uid of its target.
     addresses: Vec<EndpointAddress>,
     known: HashMap<(AddressText, Uid), usize>,
-    /// By port (`None`: no port) and origin.
+    /// The addresses of each port (`None`: no port) and origin, as [`Packer::add`] defines it.
     ports: HashMap<(Option<EndpointPort>, usize), Offer>,
 }
 
@@ -19,9 +19,10 @@ pub struct Packer {
 type Offer = BTreeMap<usize, bool>;
 
 impl Packer {
-    /// Adds an address. `port`: `None` if it has none. Once not ready for a port, it stays so.
-    /// Ports with an application protocol are equal only if they have the same `origin`: upstream
-    /// compares the pointers to these, and objects that it stored that way must not change.
+    /// Adds an address and one port that it offers, `None` if it has no ports. Once not ready for a
+    /// port, it stays so. Ports with an application protocol are equal only if they have the same
+    /// `origin`: upstream compares the pointers to these, and objects that it stored that way must
+    /// not change.
     pub fn add(
         &mut self,
         address: &EndpointAddress,
@@ -41,7 +42,8 @@ impl Packer {
         *ready_now &= ready;
     }
 
-    /// Returns the smallest number of subsets, sorted.
+    /// Returns the fewest subsets that hold the addresses, sorted: ports with the same addresses
+    /// share one.
     pub fn finish(self) -> Vec<EndpointSubset> {
         let mut by_offer: HashMap<Offer, Vec<EndpointPort>> = HashMap::new();
         for ((port, _), offer) in self.ports {
@@ -68,7 +70,7 @@ impl Packer {
     }
 }
 
-/// The order of addresses in a subset: by address, then by the uid of the pod.
+/// Compares addresses in a subset: by IP address, then by the uid of the pod.
 fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering {
     fn uid(of: &EndpointAddress) -> Option<&Uid> {
         of.target_ref.as_ref().map(|target| &target.uid)
@@ -76,7 +78,7 @@ fn by_ip_and_uid(a: &EndpointAddress, b: &EndpointAddress) -> std::cmp::Ordering
     a.ip.cmp(&b.ip).then_with(|| uid(a).cmp(&uid(b)))
 }
 
-/// Returns the same endpoints in the canonical form.
+/// Packs the endpoints of `subsets` into the canonical form.
 pub fn repack(subsets: &[EndpointSubset]) -> Vec<EndpointSubset> {
     let mut packer = Packer::default();
     let mut origin = 0;

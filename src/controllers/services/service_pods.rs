@@ -31,14 +31,15 @@ pub fn pods_of(pods: &Lister<Pod>, service: &Service) -> Vec<Arc<Pod>> {
     all
 }
 
-/// Whether a pod has a place among endpoints. Upstream: `ShouldPodBeInEndpoints`.
+/// Returns whether a pod belongs into endpoints: it has an address and has not ended. Upstream:
+/// `ShouldPodBeInEndpoints`.
 pub fn belongs(pod: &Pod, include_terminating: bool) -> bool {
     !pod.is_terminal()
         && pod.ips().next().is_some()
         && (include_terminating || !pod.meta.is_being_deleted())
 }
 
-/// The pod's host name in DNS, if it belongs to `service`. Upstream: `ShouldSetHostname`.
+/// Returns the pod's host name in DNS if its subdomain is `service`. Upstream: `ShouldSetHostname`.
 pub fn hostname<'a>(pod: &'a Pod, service: &Service) -> Option<&'a Istr> {
     let hostname = pod.hostname()?;
     (*pod.spec.shape.subdomain == *service.meta.name).then_some(hostname)
@@ -72,8 +73,8 @@ pub fn offered_ports<'a>(service: &'a Service, pod: &Pod) -> Vec<OfferedPort<'a>
     ports.iter().enumerate().filter_map(offered).collect()
 }
 
-/// Queues the Services of a changed pod, after `period`: those that select it when endpoints show
-/// the change, and those that selected it before when its labels changed.
+/// Queues the Services of a changed pod, after `period`: those that select it if endpoints show the
+/// change, and those that selected it before if its labels changed.
 /// Upstream: `GetPodUpdateProjectionKey`, `GetServicesToUpdate`.
 pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, ObjectKey> {
     move |change, queue| {
@@ -87,6 +88,7 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
             Change::Added { new, .. } => selecting(new),
             Change::Deleted(deleted) => selecting(deleted.object()),
             Change::Updated { old, new } => {
+                // If only the set of Services changes, those that select both are not concerned.
                 match (endpoint_changed(old, new), changes_services(old, new)) {
                     (false, false) => return,
                     (true, false) => selecting(new),

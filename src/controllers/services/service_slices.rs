@@ -17,7 +17,7 @@ const BY_SERVICE: Index<EndpointSlice> = Index::new("service", |slice, put| {
     }
 });
 
-/// The Service of a slice; without a name when the slice names none.
+/// Returns the key of a slice's Service; its name is empty if the slice names none.
 pub fn service_of(slice: &EndpointSlice) -> ObjectKey {
     let name = slice.meta.labels.get(SERVICE_NAME).unwrap_or_default();
     ObjectKey { namespace: slice.meta.namespace.clone(), name: name.into() }
@@ -27,7 +27,7 @@ pub fn is_managed(labels: &Labels, manager: &str) -> bool {
     labels.get(MANAGED_BY) == Some(manager)
 }
 
-/// A Lister in which [`of_service`] finds slices.
+/// Returns a Lister of slices, with the index that [`of_service`] uses.
 pub fn lister(c: &mut Controller) -> Lister<EndpointSlice> {
     let slices = c.lister();
     c.index(&slices, &BY_SERVICE);
@@ -46,7 +46,7 @@ pub fn of_service(
     found
 }
 
-/// The prefix of the name of a new slice of `owner`.
+/// Returns the prefix of the name of a new slice of `owner`.
 pub fn prefix(owner: &str) -> String {
     // With a '-' the longest names would exceed 253 characters.
     if owner.len() < 253 { format!("{owner}-") } else { owner.to_owned() }

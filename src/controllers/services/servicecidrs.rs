@@ -77,8 +77,8 @@ struct ServiceCidrs {
 }
 
 impl ServiceCidrs {
-    /// Keeps the finalizer and the condition Ready of a ServiceCIDR, and lets one go that is
-    /// deleted and not needed.
+    /// Adds the finalizer to a ServiceCIDR and sets its condition Ready. Removes the finalizer of a
+    /// deleted one when no address needs it.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cidr) = self.cidrs.get(&key) else { return Ok(Next::Done) };
         let Some(deleted) = cidr.meta.deletion_timestamp else {
@@ -91,7 +91,7 @@ impl ServiceCidrs {
             return Ok(Next::Done);
         };
         if !can_delete(&cidr, &self.cidrs.list(), || self.addresses.list()) {
-            // A change of that queues it again.
+            // A change of the addresses or of another ServiceCIDR queues it again.
             self.set_ready(&cidr, IS_NEEDED).await?;
             return Ok(Next::Done);
         }
@@ -118,7 +118,7 @@ impl ServiceCidrs {
         self.patch(cidr, body).await
     }
 
-    /// Patches the object; nothing is to do if it is gone.
+    /// Patches the object; succeeds if it is gone.
     async fn patch(&self, cidr: &ServiceCIDR, body: Value) -> Result<(), Error> {
         let patch = Patch::StrategicMerge(body);
         match self.client.patch::<ServiceCIDR>(&cidr.meta.key(), &patch).await {
@@ -177,20 +177,20 @@ const IS_NEEDED: Ready = (
      please remove them or create a new ServiceCIDR",
 );
 
-/// Parses a subnet; host bits may be set. Upstream: `netip.ParsePrefix`, which refuses a length
-/// with leading zeros.
+/// Parses a subnet, in which host bits may be set; `None` if it is malformed. Upstream:
+/// `netip.ParsePrefix`, which refuses a length with leading zeros.
 fn subnet(text: &str) -> Option<IpNet> {
     let (_, length) = text.split_once('/')?;
     let is_padded = length.len() > 1 && length.starts_with('0');
     text.parse().ok().filter(|_| !is_padded)
 }
 
-/// Malformed subnets are ignored.
+/// Returns the subnets of a ServiceCIDR. Malformed ones are ignored.
 fn subnets(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNet> {
     cidr.spec.cidrs.iter().filter_map(|text| subnet(text))
 }
 
-/// The members of `all` with a subnet that `matches`.
+/// Returns the members of `all` that have a subnet for which `matches` holds.
 fn with_subnet(
     all: &[Arc<ServiceCIDR>],
     matches: impl Fn(&IpNet) -> bool,
@@ -202,15 +202,15 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// Whether `subnet` allocates `address`: every address except the network's own and, for IPv4, the
-/// broadcast address. Upstream: `servicecidr.PrefixContainsIP`.
+/// Returns whether Services may get `address` from `subnet`: every address except the network's own
+/// and, for IPv4, the broadcast address. Upstream: `servicecidr.PrefixContainsIP`.
 fn allocates(subnet: &IpNet, address: IpAddr) -> bool {
     let is_broadcast = address.is_ipv4() && address == subnet.broadcast();
     subnet.contains(&address) && address != subnet.network() && !is_broadcast
 }
 
-/// Returns whether `cidr` can be deleted: other members of `all` contain its subnets, or allocate
-/// each of its addresses that is in use.
+/// Returns whether `cidr` can be deleted: other members of `all` contain its subnets, or can
+/// allocate each of its addresses that is in use.
 /// Upstream: `canDeleteCIDR`.
 fn can_delete(
     cidr: &ServiceCIDR,

@@ -8,7 +8,7 @@ use prometheus::IntGauge;
 
 use crate::objects::ObjectKey;
 
-/// Endpoints and slices of one set of ports.
+/// The number of endpoints and of slices of one set of ports.
 pub type Efficiency = (usize, usize);
 
 /// The gauges over all Services.
@@ -21,7 +21,7 @@ pub struct Gauges {
 /// The counts of each Service, summed up in gauges.
 pub struct SliceCounts {
     max_per_slice: usize,
-    /// Slices that a Service has even without endpoints.
+    /// The number of slices that a Service has even without endpoints.
     at_least: usize,
     gauges: Gauges,
     services: Mutex<HashMap<ObjectKey, Totals>>,
@@ -39,7 +39,7 @@ impl SliceCounts {
         SliceCounts { max_per_slice, at_least, gauges, services: Mutex::default() }
     }
 
-    /// Replaces the counts of a Service. `ports`: the counts for each set of ports.
+    /// Replaces the counts of a Service by the sum of `ports`, the counts for each set of ports.
     pub fn set(&self, service: &ObjectKey, ports: impl IntoIterator<Item = Efficiency>) {
         let mut totals = Totals::default();
         for (endpoints, slices) in ports {
@@ -51,11 +51,13 @@ impl SliceCounts {
         self.replace(service, Some(totals));
     }
 
+    /// Removes a deleted Service from the gauges.
     pub fn remove(&self, service: &ObjectKey) {
         self.replace(service, None);
     }
 
-    /// Changes the gauges by the difference to the totals that the Service had.
+    /// Stores the totals of a Service, `None` if it is gone, and changes the gauges by the
+    /// difference.
     fn replace(&self, service: &ObjectKey, totals: Option<Totals>) {
         let mut services = self.services.lock();
         let before = match totals {

@@ -43,13 +43,13 @@ impl SliceTracker {
         services.entry(service_of(slice)).or_default().insert(slice.meta.uid.clone(), expected);
     }
 
-    /// Records a write; `slice` is the answer.
+    /// Records a write, of which `slice` is the answer: the watch will show it.
     pub fn record_write(&self, slice: &EndpointSlice) {
         let (generation, version) = (slice.meta.generation, slice.meta.resource_version);
         self.expect(slice, Expected::Written { generation, version });
     }
 
-    /// Records a deletion.
+    /// Records a deletion that the watch will show.
     pub fn expect_deletion(&self, slice: &EndpointSlice) {
         self.expect(slice, Expected::Deletion);
     }
@@ -58,7 +58,8 @@ impl SliceTracker {
         self.expected(slice).is_some()
     }
 
-    /// Whether the slice needs a sync: it is not known, or newer than the last write.
+    /// Returns whether a slice that the watch shows needs a sync: it is unknown, or newer than the
+    /// last write.
     pub fn should_sync(&self, slice: &EndpointSlice) -> bool {
         match self.expected(slice) {
             Some(Expected::Written { generation, .. }) => slice.meta.generation > generation,
@@ -66,7 +67,8 @@ impl SliceTracker {
         }
     }
 
-    /// Forgets a deleted slice. Returns whether the deletion was expected.
+    /// Forgets a slice whose deletion the watch shows. Returns whether the deletion was expected;
+    /// `true` also if the slice is unknown.
     pub fn handle_deletion(&self, slice: &EndpointSlice) -> bool {
         let mut services = self.services();
         let known = services.get_mut(&service_of(slice)).and_then(|s| s.remove(&slice.meta.uid));
@@ -117,7 +119,7 @@ impl SliceTracker {
     }
 }
 
-/// Queues the Service of a slice of `manager`, after `delay`, when the slice is not as it was last
+/// Queues the Service of a slice of `manager`, after `delay`, if the slice is not as it was last
 /// written. A slice whose manager changes queues its Service too; one whose Service changes queues
 /// both Services.
 pub fn queue_service(

@@ -13,6 +13,7 @@ pub struct TriggerTimes {
     seen: Mutex<HashMap<ObjectKey, Seen>>,
 }
 
+/// The times that the last sync of a Service saw.
 #[derive(Default)]
 struct Seen {
     service: Option<Timestamp>,
@@ -38,9 +39,9 @@ impl TriggerTimes {
         self.seen.lock()
     }
 
-    /// Returns the earliest change since the last call for this Service; at the first call, its
-    /// creation. `None`: no change with a known time. Must not be called twice at the same time for
-    /// one Service.
+    /// Returns the time of the earliest change since the last call for this Service; at the first
+    /// call, its creation. `None`: no change with a known time. Must not be called twice at the
+    /// same time for one Service.
     pub fn observe(&self, service: &Service, pods: &[Arc<Pod>]) -> Option<Timestamp> {
         let key = service.meta.key();
         let before = self.seen().remove(&key);

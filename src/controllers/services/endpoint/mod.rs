@@ -65,7 +65,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl EndpointsController {
-    /// A Service may have been deleted while no manager ran. Upstream: `checkLeftoverEndpoints`.
+    /// Queues all Endpoints at the start: their Service may have been deleted while no manager ran.
+    /// Upstream: `checkLeftoverEndpoints`.
     fn queue_leftovers(&self, queue: &Queue) {
         for endpoints in self.endpoints.list() {
             if !endpoints.meta.annotations.contains_key(LEADER) {
@@ -74,7 +75,7 @@ impl EndpointsController {
         }
     }
 
-    /// The next sync waits until the cache has this version.
+    /// Records a write, so that the next sync waits until the cache has it.
     fn record_write(&self, written: &Endpoints) {
         let at = self.endpoints.written_at(written.meta.resource_version);
         self.writes.record(written.meta.key(), at);
@@ -148,7 +149,8 @@ impl EndpointsController {
     }
 }
 
-/// Whether `current` need not become `new`. Upstream writes truncated Endpoints in each sync.
+/// Returns whether `current` needs no update to `new`. Upstream writes truncated Endpoints in each
+/// sync.
 fn is_current(current: &Endpoints, new: &Endpoints, service: &Service) -> bool {
     let same_subsets = subsets::are_equal(&current.subsets, &new.subsets)
         // Subsets from another release may be in another order.
@@ -173,7 +175,8 @@ fn labels_are_current(labels: &Labels, service: &Labels) -> bool {
     labels.get(MANAGED_BY) == Some(MANAGER) && copied == service.len()
 }
 
-/// Returns the Endpoints to write: the Service's labels, and the other fields of `current`.
+/// Returns the Endpoints to write: the Service's labels, these subsets, and the other fields of
+/// `current` if it exists.
 fn desired(
     service: &Service,
     current: Option<&Endpoints>,

@@ -22,11 +22,12 @@ impl OwnWrites {
         self.0.lock().insert(key, at);
     }
 
+    /// Forgets the Endpoints of a deleted Service.
     pub fn forget(&self, key: &ObjectKey) {
         self.0.lock().remove(key);
     }
 
-    /// Whether a cache that has seen the versions up to `seen` lacks the newest write.
+    /// Returns whether a cache that has seen the versions up to `seen` lacks the newest write.
     pub fn lacks_last_write(&self, key: &ObjectKey, seen: HistoryVersion) -> bool {
         self.0.lock().get(key).is_some_and(|at| *at > seen)
     }

@@ -29,7 +29,7 @@ pub fn of_service(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     packer.finish()
 }
 
-/// Returns the address of a pod of the family that the Service has first; `None` if it has none.
+/// Returns the address of a pod of the Service's first family; `None` if the pod has none.
 /// Upstream: `podToEndpointAddressForService`.
 fn endpoint_address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     let is_ipv6 = match service.spec.ip_families.first() {
@@ -46,12 +46,14 @@ fn endpoint_address(service: &Service, pod: &Pod) -> Option<EndpointAddress> {
     })
 }
 
+/// Converts a Service's port to that of a subset, with the port's `number` in the pod.
 fn endpoint_port(port: &ServicePort, number: i32) -> EndpointPort {
     let ServicePort { name, protocol, app_protocol, .. } = port.clone();
     EndpointPort { name, port: number, protocol, app_protocol }
 }
 
-/// Returns whether both are equal, except for the versions of the objects behind the addresses.
+/// Returns whether two lists of subsets are equal, except for the versions of the objects behind
+/// the addresses.
 pub fn are_equal(a: &[EndpointSubset], b: &[EndpointSubset]) -> bool {
     let address = |(a, b): (&EndpointAddress, &EndpointAddress)| {
         a.ip == b.ip
@@ -75,8 +77,8 @@ fn count_addresses(subsets: &[EndpointSubset]) -> usize {
     subsets.iter().map(|subset| subset.addresses.len() + subset.not_ready_addresses.len()).sum()
 }
 
-/// Keeps [`MAX_CAPACITY`] addresses, ready ones first, and an equal part of each subset. Returns
-/// whether there were more. Upstream: `truncateEndpoints`.
+/// Truncates the subsets to [`MAX_CAPACITY`] addresses, ready ones first, and an equal part of each
+/// subset. Returns whether there were more. Upstream: `truncateEndpoints`.
 pub fn truncate(subsets: &mut [EndpointSubset]) -> bool {
     if count_addresses(subsets) <= MAX_CAPACITY {
         return false;

@@ -9,7 +9,7 @@ use crate::objects::{
     Meta, Node, Pod, Service, SlicePort, TargetRef,
 };
 
-/// Returns the families that a Service has addresses of.
+/// Returns the address types for which a Service gets slices, one for each of its families.
 /// Upstream: `getAddressTypesForService`.
 pub fn address_types(service: &Service) -> Vec<Istr> {
     let mut types: Vec<Istr> = Vec::new();
@@ -56,7 +56,7 @@ pub fn endpoint(
     })
 }
 
-/// Returns the ports that a pod offers of a Service's, in the Service's order.
+/// Returns the Service's ports that a pod offers, as slices have them, in the Service's order.
 /// Upstream: `getEndpointPorts`.
 pub fn ports(service: &Service, pod: &Pod) -> Vec<SlicePort> {
     let offered = offered_ports(service, pod);
@@ -97,15 +97,15 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Whether a slice's labels follow the Service's. Changes only of labels that are not copied do
-    /// not count. Upstream: `setEndpointSliceLabels`.
+    /// Returns whether a slice has the labels that are copied from the Service, and no other ones.
+    /// The reserved labels do not count. Upstream: `setEndpointSliceLabels`.
     pub fn has_labels(&self, slice: &EndpointSlice) -> bool {
         let copied = || slice.meta.labels.iter().filter(|(key, _)| !is_reserved(key));
         copied().count() == self.copied
             && copied().all(|(key, value)| self.labels.get(key) == Some(value))
     }
 
-    /// `like`, with the Service's labels and other endpoints.
+    /// Returns a copy of `like` with the Service's labels and these endpoints.
     pub fn with_endpoints(&self, like: &EndpointSlice, endpoints: Vec<Endpoint>) -> EndpointSlice {
         EndpointSlice {
             meta: Meta { labels: self.labels.clone(), ..like.meta.clone() },
@@ -115,7 +115,7 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// Returns a slice to be created, empty.
+    /// Returns an empty slice with these ports, to be created.
     /// Upstream: `newEndpointSlice`.
     pub fn new_slice(&self, ports: &[SlicePort]) -> EndpointSlice {
         let meta = &self.service.meta;

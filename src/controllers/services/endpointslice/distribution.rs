@@ -10,7 +10,8 @@ pub enum Near {
     Node,
 }
 
-/// What `trafficDistribution` asks for; `None`: nothing, or nothing that is known.
+/// Returns where `trafficDistribution` asks for traffic to come from; `None` if it is unset or
+/// unknown.
 pub fn requested(service: &Service) -> Option<Near> {
     match service.spec.traffic_distribution.as_deref()? {
         "PreferClose" | "PreferSameZone" => Some(Near::Zone),
@@ -32,7 +33,7 @@ pub fn set_hints(plan: &mut Plan, near: Near) {
     }
 }
 
-/// Returns the hints of `near` for an endpoint; `None` when it has no zone or node.
+/// Returns the hints of `near` for an endpoint; `None` if it has no zone or node.
 fn desired_hints(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
     let for_nodes = endpoint.node_name.as_ref().filter(|_| near == Near::Node);
@@ -46,13 +47,14 @@ fn desired_hints(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     Some(hints)
 }
 
+/// Whether the endpoint has exactly the hints of `near`.
 fn has_hints(endpoint: &Endpoint, near: Near) -> bool {
     let none = EndpointHints::default();
     let has = endpoint.hints.as_ref().unwrap_or(&none);
     *has == desired_hints(endpoint, near).unwrap_or_default()
 }
 
-/// Takes all hints away. Upstream: `RemoveHintsFromSlices`.
+/// Removes all hints; slices that have some are updated. Upstream: `RemoveHintsFromSlices`.
 pub fn remove_hints(plan: &mut Plan) {
     plan.update_also(|slice| slice.endpoints.iter().any(|endpoint| endpoint.hints.is_some()));
     for slice in plan.slices_to_write() {

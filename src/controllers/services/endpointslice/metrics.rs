@@ -35,7 +35,7 @@ metrics! {
         "[BETA] Number of Services using some specific trafficDistribution";
 }
 
-/// `operation`: `create`, `update`, `delete`.
+/// Counts a change of a slice. `operation`: `create`, `update`, `delete`.
 pub fn count_change(operation: &str) {
     CHANGES.with_label_values(&[operation]).inc();
 }
@@ -50,7 +50,7 @@ pub fn count_sync(result: &SyncResult) {
     SYNCS.with_label_values(&[result]).inc();
 }
 
-/// The counts behind the gauges of endpoints and slices.
+/// Makes the counts behind the gauges of endpoints and slices.
 pub fn new_counts(max_per_slice: usize) -> SliceCounts {
     let gauges = Gauges {
         endpoints: ENDPOINTS.clone(),
@@ -66,7 +66,8 @@ pub fn new_counts(max_per_slice: usize) -> SliceCounts {
 pub struct Distributions(Mutex<HashMap<ObjectKey, Istr>>);
 
 impl Distributions {
-    /// Counts `service` for its traffic distribution; `None`: it has none.
+    /// Records the traffic distribution of `service` in the gauge, in place of its last one;
+    /// `None`: it has none.
     pub fn set(&self, service: &ObjectKey, distribution: Option<&Istr>) {
         let mut services = self.0.lock();
         let old = match distribution {

@@ -98,7 +98,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// The zone may be set long after the Node was created.
+/// Returns whether a change of a Node may change the distribution of CPUs over zones. The zone may
+/// be set long after the Node was created.
 fn changes_topology(change: &Change<'_, Node>) -> bool {
     match change {
         Change::Added { .. } | Change::Deleted(_) => true,
@@ -110,7 +111,8 @@ fn changes_topology(change: &Change<'_, Node>) -> bool {
 }
 
 impl EndpointSlices {
-    /// Upstream: `checkNodeTopologyDistribution`.
+    /// Updates the CPUs of the zones, and queues the Services of which a zone has too few endpoints
+    /// now. Upstream: `checkNodeTopologyDistribution`.
     fn check_node_topology(&self, queue: &Queue) {
         self.topology.set_nodes(&self.nodes.list());
         for service in self.topology.overloaded() {

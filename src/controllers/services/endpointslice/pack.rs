@@ -29,7 +29,7 @@ impl Plan {
         self.removed += other.removed;
     }
 
-    /// Moves those of the unchanged slices to the updated ones for which `needs` holds.
+    /// Moves the unchanged slices for which `needs` holds to the updated ones.
     pub fn update_also(&mut self, mut needs: impl FnMut(&EndpointSlice) -> bool) {
         let update = &mut self.update;
         self.unchanged.retain(|slice| {
@@ -41,7 +41,7 @@ impl Plan {
         });
     }
 
-    /// What will be written.
+    /// Returns the slices that will be created or updated.
     pub fn slices_to_write(&mut self) -> impl Iterator<Item = &mut EndpointSlice> {
         self.create.iter_mut().chain(&mut self.update)
     }
@@ -104,8 +104,8 @@ pub fn pack(
     plan
 }
 
-/// The slice that is closest to full with `more` endpoints; `None`: too many, or no slice has the
-/// room. Upstream: `getSliceToFill`.
+/// Returns the index of the slice that is closest to full with `more` endpoints; `None` if these
+/// are too many for one slice, or no slice has the room. Upstream: `getSliceToFill`.
 fn best_fit(slices: &[Arc<EndpointSlice>], more: usize, max: usize) -> Option<usize> {
     if more >= max {
         return None;

@@ -23,11 +23,12 @@ use crate::objects::{
     Endpoint, EndpointSlice, Istr, Node, ObjectKey, Pod, Service, SlicePort, Timestamp,
 };
 
+/// Writes the slices of Services; the controller calls [`reconcile`](Reconciler::reconcile).
 pub struct Reconciler {
     pub client: Client,
     pub recorder: Recorder,
     pub nodes: Lister<Node>,
-    /// Endpoints in one slice.
+    /// The most endpoints in one slice.
     pub max: usize,
     pub counts: SliceCounts,
     pub distributions: Distributions,
@@ -42,13 +43,15 @@ struct Group {
 }
 
 impl Reconciler {
+    /// Drops the counts and the hints of a deleted Service.
     pub fn forget(&self, service: &ObjectKey) {
         self.counts.remove(service);
         self.distributions.set(service, None);
         self.topology.forget(service);
     }
 
-    /// Makes slices show `pods`. `existing`: the Service's slices that we manage and that stay.
+    /// Makes the Service's slices show `pods`. `existing`: its slices that this controller manages
+    /// and that are not being deleted. `changed_at`: the time for the annotation `LAST_CHANGE`.
     pub async fn reconcile(
         &self,
         service: &Service,
@@ -86,8 +89,8 @@ impl Reconciler {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
-    /// Groups the endpoints by the ports they offer, and returns the errors of pods without
-    /// endpoints too.
+    /// Groups the endpoints of the pods by the ports that they offer. Returns them with an error
+    /// for each pod that was skipped.
     fn group_endpoints(
         &self,
         service: &Service,
@@ -181,7 +184,8 @@ impl Reconciler {
         plan
     }
 
-    /// Adds the hints that the Service asks for to the plan. Returns it with the events about them.
+    /// Adds the hints that the Service asks for to the plan, or removes its hints. Returns the plan
+    /// with the events about them.
     fn add_hints(
         &self,
         service: &Service,
@@ -263,7 +267,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Deletes a slice; a missing one is no error. `failed`: how the text of an error begins.
+    /// Deletes a slice; succeeds if it is gone. `failed`: how the text of an error begins.
     async fn delete(
         &self,
         failed: &str,
@@ -284,8 +288,9 @@ impl Reconciler {
     }
 }
 
-/// Replaces a slice in place of deleting it and creating another. Only slices of this very Service:
-/// those of an earlier one of its name are the garbage collector's. Upstream: `recycleSlices`.
+/// Turns a deletion and a creation into one update where the address type allows it. Only slices of
+/// this very Service are reused: those of an earlier one of its name are the garbage collector's.
+/// Upstream: `recycleSlices`.
 fn recycle(service: &Service, plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
     delete.retain(|old| {

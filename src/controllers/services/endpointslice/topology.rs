@@ -18,7 +18,8 @@ const OVERLOAD: f64 = 0.2;
 /// Endpoints by the zone that they are meant for.
 type ByZone = BTreeMap<Istr, i64>;
 
-/// Whether the Service asks for topology mode `Auto`; the older annotation has the word.
+/// Returns whether the Service asks for topology mode `Auto`. If it has both annotations, the older
+/// one decides. Upstream: `hintsEnabled`.
 /// Upstream: `hintsEnabled`.
 pub fn is_requested(service: &Service) -> bool {
     let annotations = &service.meta.annotations;
@@ -37,7 +38,7 @@ pub struct HintEvent {
 }
 
 impl HintEvent {
-    /// The event about hints that are removed because of `why`.
+    /// Makes the event about hints that are removed because of `why`.
     pub fn disabled(why: &str, address_type: &str) -> HintEvent {
         HintEvent {
             event_type: EventType::Warning,
@@ -46,7 +47,7 @@ impl HintEvent {
         }
     }
 
-    /// The event about the first hints of a Service.
+    /// Makes the event about the first hints of a Service.
     fn enabled(address_type: &str) -> HintEvent {
         HintEvent {
             event_type: EventType::Normal,
@@ -64,12 +65,13 @@ pub struct TopologyCache(Mutex<State>);
 struct State {
     /// Each zone's part of all CPUs; `None`: not known of every Node, or there is one zone only.
     ratios: Option<BTreeMap<Istr, f64>>,
-    /// By address type.
+    /// The number of endpoints with a hint for each zone, by Service and address type.
     hinted: HashMap<ObjectKey, BTreeMap<Istr, ByZone>>,
+    /// The Services for which an event has said that they have hints.
     populated: HashSet<ObjectKey>,
 }
 
-/// How many endpoints a zone should, must and may have.
+/// How many endpoints a zone should have and may have.
 #[derive(Debug, PartialEq)]
 struct Allocation {
     desired: f64,
@@ -81,11 +83,13 @@ impl TopologyCache {
         self.0.lock()
     }
 
+    /// Recomputes the zones' parts of the CPUs.
     pub fn set_nodes(&self, nodes: &[Arc<Node>]) {
         self.state().ratios = cpu_ratios(nodes);
     }
 
-    /// The Services of which a zone has too few endpoints. Upstream: `GetOverloadedServices`.
+    /// Returns the Services of which a zone has too few endpoints. Upstream:
+    /// `GetOverloadedServices`.
     pub fn overloaded(&self) -> Vec<ObjectKey> {
         let state = self.state();
         let is_overloaded = |zones: &ByZone| is_overloaded(zones, state.ratios.as_ref());
@@ -98,7 +102,7 @@ impl TopologyCache {
         self.state().populated.contains(service)
     }
 
-    /// Forgets the hints of one family.
+    /// Forgets the hints of a Service for one address type.
     pub fn remove_hints(&self, service: &ObjectKey, address_type: &str) {
         let mut state = self.state();
         if let Some(types) = state.hinted.get_mut(service) {
@@ -116,9 +120,9 @@ impl TopologyCache {
         state.populated.remove(service);
     }
 
-    /// Sets the hints of ready endpoints in slices that will be written. Slices whose hints do
-    /// not fit any more are updated too. Where that is impossible, all hints are removed and the
-    /// event gives the reason. Upstream: `AddHints`.
+    /// Sets the hints of ready endpoints in slices that will be written, and returns the events
+    /// about them. Slices whose hints do not fit any more are updated too. Where that is
+    /// impossible, all hints are removed and the event gives the reason. Upstream: `AddHints`.
     pub fn add_hints(
         &self,
         service: &ObjectKey,
@@ -173,15 +177,17 @@ impl TopologyCache {
     }
 }
 
+/// Returns the zone of an endpoint; `None` if it is empty.
 fn zone_of(endpoint: &Endpoint) -> Option<Istr> {
     endpoint.zone.clone().filter(|zone| !zone.is_empty())
 }
 
+/// Makes the hints for one zone.
 fn for_zone(zone: Istr) -> EndpointHints {
     EndpointHints { for_zones: vec![Hint { name: zone }], for_nodes: Vec::new() }
 }
 
-/// The number of ready endpoints in all slices of the plan.
+/// Counts the ready endpoints in all slices of the plan.
 fn ready_endpoints(plan: &Plan) -> i64 {
     let written = plan.create.iter().chain(&plan.update);
     let slices = written.chain(plan.unchanged.iter().map(|slice| &**slice));
@@ -219,7 +225,8 @@ fn cpu_ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
     Some(zones.into_iter().map(|(zone, cpu)| (zone, ratio(cpu))).collect())
 }
 
-/// Computes what each zone is to have of `count` endpoints, or why that cannot be.
+/// Computes how many of `count` endpoints each zone is to have; an error with the reason if that is
+/// impossible.
 /// Upstream: `getAllocations`.
 fn allocate(
     ratios: Option<&BTreeMap<Istr, f64>>,
@@ -252,8 +259,8 @@ fn allocate(
     Ok(ratios.iter().map(|(zone, ratio)| (zone.clone(), allocation(*ratio))).collect())
 }
 
-/// Counts the hints of a slice by zone. `None`: one is missing or of a zone that needs none, or
-/// with those `before` there would be too many.
+/// Counts the hints of a slice by zone. `None` if the slice has to be updated: a hint is missing or
+/// of a zone that needs none, or with those `before` a zone would have too many.
 /// Upstream: `getHintsByZone`.
 fn hints_of(
     slice: &EndpointSlice,
@@ -280,7 +287,8 @@ fn hints_of(
     Some(zones)
 }
 
-/// Computes how many endpoints each zone with too many gives, and each zone with too few receives.
+/// Returns how many endpoints each zone with too many gives, and then how many each zone with too
+/// few receives.
 /// Upstream: `getGivingAndReceivingZones`.
 fn giving_and_receiving(
     allocations: &BTreeMap<Istr, Allocation>,
@@ -311,14 +319,15 @@ fn giving_and_receiving(
     (giving, receiving)
 }
 
-/// The zone with the largest number above 0.
+/// Returns the zone with the largest number above 0.
 fn largest(zones: &mut BTreeMap<Istr, f64>) -> Option<(Istr, &mut f64)> {
     let positive = zones.iter_mut().filter(|(_, number)| **number > 0.0);
     let most = positive.reduce(|most, next| if *next.1 > *most.1 { next } else { most })?;
     Some((most.0.clone(), most.1))
 }
 
-/// Gives endpoints of giving zones a hint for a receiving zone.
+/// Changes the hints of endpoints in giving zones to receiving zones, until one of the two runs
+/// out.
 /// Upstream: `redistributeHints`.
 fn redistribute<'a>(
     slices: impl Iterator<Item = &'a mut EndpointSlice>,

@@ -35,7 +35,7 @@ metrics! {
         "endpoint_slice_mirroring_controller_changes", "[ALPHA] Number of EndpointSlice changes";
 }
 
-/// `operation`: `create`, `update`, `delete`.
+/// Counts a change of a slice. `operation`: `create`, `update`, `delete`.
 pub fn count_change(operation: &str) {
     CHANGES.with_label_values(&[operation]).inc();
 }
@@ -52,7 +52,7 @@ pub fn observe(changes: Changes, skipped: usize) {
     SKIPPED.observe(skipped as f64);
 }
 
-/// The counts behind the gauges of endpoints and slices.
+/// Makes the counts behind the gauges of endpoints and slices.
 pub fn new_counts(max_per_slice: usize) -> SliceCounts {
     let gauges = Gauges {
         endpoints: ENDPOINTS.clone(),

@@ -19,21 +19,22 @@ use crate::objects::{
 /// Upstream: `v1.LastAppliedConfigAnnotation`.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// Address type and ports.
+/// The address type and the ports of a slice.
 type Kind = (Istr, Vec<SlicePort>);
 
-/// The wanted slices.
+/// The wanted slices of some Endpoints.
 #[derive(Default)]
 pub struct Desired {
-    /// In a fixed order, including a kind without endpoints.
+    /// The endpoints of each kind, in a fixed order; a kind may have none.
     kinds: BTreeMap<Kind, Vec<Endpoint>>,
+    /// The number of addresses that are not IP addresses.
     pub invalid: usize,
     /// The number of addresses that are not mirrored: invalid ones, and those above the limit.
     pub skipped: usize,
 }
 
 /// Converts Endpoints to the endpoints that slices are to mirror, by family and ports. `max`: the
-/// addresses of one subset that are mirrored.
+/// most addresses of one subset that are mirrored.
 pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
     let mut desired = Desired::default();
     for subset in repack(&endpoints.subsets) {
@@ -79,6 +80,7 @@ fn endpoint(address: &EndpointAddress, ready: bool) -> Option<(&'static str, End
     Some((if ip.is_ipv6() { "IPv6" } else { "IPv4" }, endpoint))
 }
 
+/// Converts the ports of a subset to those of a slice, in canonical order.
 fn slice_ports(ports: &[EndpointPort]) -> Vec<SlicePort> {
     let port = |EndpointPort { name, port, protocol, app_protocol }: EndpointPort| SlicePort {
         name: Some(name),
@@ -109,8 +111,8 @@ pub struct Plan {
     pub efficiency: Vec<Efficiency>,
 }
 
-/// Plans the changes of slices to the `desired` endpoints. `existing`: all that mirror these
-/// Endpoints now.
+/// Plans the changes that make the `existing` slices, all that mirror these Endpoints now, mirror
+/// the `desired` endpoints, with at most `max` in a slice.
 /// Upstream: `reconcile`.
 pub fn plan(
     endpoints: &Endpoints,
@@ -165,7 +167,8 @@ pub fn plan(
     plan
 }
 
-/// Replaces a slice in place of deleting it and creating another. Upstream: `recycleSlices`.
+/// Turns a deletion and a creation of the same address type into one update. Upstream:
+/// `recycleSlices`.
 fn recycle(plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
     let mut new: BTreeMap<Istr, VecDeque<EndpointSlice>> = BTreeMap::new();
@@ -182,14 +185,14 @@ fn recycle(plan: &mut Plan) {
     create.extend(new.into_values().flatten());
 }
 
-/// `new`, to take the place of `old`.
+/// Returns `new` with the name of `old`, so that it replaces it.
 fn with_identity_of(mut new: EndpointSlice, old: &EndpointSlice) -> EndpointSlice {
     new.meta.name = old.meta.name.clone();
     new.meta.generate_name = Istr::default();
     new
 }
 
-/// Counts the endpoints that differ between a slice and those that are wanted.
+/// Counts the endpoints that have to be added, updated and removed to turn a slice into `wanted`.
 /// Upstream: `totalChanges`.
 fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
     let mut changes = Changes::default();
@@ -208,13 +211,13 @@ fn changes(slice: &EndpointSlice, wanted: &EndpointSet) -> Changes {
     changes
 }
 
-/// Annotations that concern only the Endpoints are not mirrored.
+/// Returns the annotations of the Endpoints, without those that concern only them.
 fn mirrored_annotations(endpoints: &Endpoints) -> Labels {
     relabelled(&endpoints.meta.annotations, &[(LAST_CHANGE, None), (LAST_APPLIED, None)])
 }
 
-/// Returns whether labels and annotations are mirrored, and the owner is not a former object of
-/// that name.
+/// Returns whether a slice has the labels and annotations of the Endpoints, and its owner is not an
+/// earlier object of that name.
 fn mirrors_metadata(slice: &EndpointSlice, endpoints: &Endpoints) -> bool {
     let labels = relabelled(&slice.meta.labels, &[(MANAGED_BY, None), (SERVICE_NAME, None)]);
     let of_another = slice.meta.owners().iter().any(|owner| {
@@ -227,7 +230,7 @@ fn mirrors_metadata(slice: &EndpointSlice, endpoints: &Endpoints) -> bool {
         && !of_another
 }
 
-/// Returns a slice to be created, empty.
+/// Returns an empty slice of this kind, to be created.
 /// Upstream: `newEndpointSlice`.
 fn new_slice(endpoints: &Endpoints, (address_type, ports): Kind) -> EndpointSlice {
     let meta = &endpoints.meta;

@@ -96,16 +96,16 @@ fn has_selector(service: &Service) -> bool {
     !service.spec.selector.is_empty()
 }
 
-/// Endpoints are mirrored unless they are a lock or carry the label that forbids it. Upstream:
-/// `shouldMirror`.
+/// Returns whether Endpoints are mirrored: unless they are a lock or carry the label that forbids
+/// it. Upstream: `shouldMirror`.
 fn is_mirrored(endpoints: &Endpoints) -> bool {
     endpoints.meta.labels.get(SKIP_MIRROR) != Some("true")
         && !endpoints.meta.annotations.contains_key(LEADER)
 }
 
 impl Mirroring {
-    /// Mirrors the Endpoints of a Service without a selector; else deletes the slices that mirror
-    /// them.
+    /// Mirrors the Endpoints of a Service without a selector; in every other case deletes the
+    /// slices that mirror them.
     async fn sync(&self, key: ObjectKey) -> SyncResult {
         let endpoints = self.endpoints.get(&key).filter(|endpoints| is_mirrored(endpoints));
         let service = self.services.get(&key).filter(|service| !has_selector(service));

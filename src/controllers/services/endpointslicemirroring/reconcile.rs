@@ -12,17 +12,19 @@ use crate::controllers::services::slice_tracker::SliceTracker;
 use crate::events::Recorder;
 use crate::objects::{EndpointSlice, Endpoints, ObjectKey};
 
+/// Writes the slices that mirror Endpoints.
 pub struct Reconciler {
     pub client: Client,
     pub recorder: Recorder,
-    /// Endpoints of one subset that are mirrored.
+    /// The most addresses of one subset that are mirrored.
     pub max: usize,
     pub counts: SliceCounts,
     pub tracker: Arc<SliceTracker>,
 }
 
 impl Reconciler {
-    /// Makes slices mirror `endpoints`. `existing`: the slices that mirror them now.
+    /// Makes slices mirror `endpoints`, of which `existing` are the slices now. Reports addresses
+    /// that are not mirrored.
     pub async fn reconcile(
         &self,
         endpoints: &Endpoints,
@@ -88,7 +90,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Deletes all slices: nothing is to be mirrored any more. Upstream: `deleteEndpoints`.
+    /// Deletes all slices that mirrored the Endpoints `key`, which are gone or not mirrored any
+    /// more. Upstream: `deleteEndpoints`.
     pub async fn remove(
         &self,
         key: &ObjectKey,
