@@ -32,13 +32,13 @@ pub const IN_TREE_FINALIZER: &str = "kubernetes.io/pv-controller";
 /// The prefix of the names of in-tree plugins.
 pub const IN_TREE_PREFIX: &str = "kubernetes.io/";
 
-/// `annotations` with one more, or with another value.
+/// Returns `annotations` with `name` set to `value`.
 pub fn with_annotation(annotations: &Labels, name: &str, value: &str) -> Labels {
     let others = annotations.iter().filter(|(known, _)| *known != name);
     others.chain([(name, value)]).collect()
 }
 
-/// `annotations` without `name`.
+/// Returns `annotations` without `name`.
 pub fn without_annotation(annotations: &Labels, name: &str) -> Labels {
     annotations.iter().filter(|(known, _)| *known != name).collect()
 }

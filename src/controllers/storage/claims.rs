@@ -3,12 +3,12 @@
 use crate::cache::{Index, IndexValue, Lister};
 use crate::objects::{ClaimSource, ClaimVolume, Meta, ObjectKey, PersistentVolumeClaim, Pod};
 
-/// Pods by the claims of their volumes. Upstream: `common.PodPVCIndex`.
+/// Indexes pods by the claims of their volumes. Upstream: `common.PodPVCIndex`.
 pub const BY_CLAIM: Index<Pod> = Index::new("pod-pvc-index", |pod, emit| {
     emit_claims(&pod.meta, &pod.spec.shape.claims, emit);
 });
 
-/// The keys of the claims of a pod's volumes.
+/// Emits the key of the claim of each of a pod's volumes.
 pub fn emit_claims(pod: &Meta, volumes: &[ClaimVolume], emit: &mut dyn FnMut(IndexValue)) {
     for volume in volumes {
         let claim = volume.claim_of(pod);
@@ -18,7 +18,7 @@ pub fn emit_claims(pod: &Meta, volumes: &[ClaimVolume], emit: &mut dyn FnMut(Ind
     }
 }
 
-/// The pods of the cache whose volumes name `claim`. Needs [`BY_CLAIM`].
+/// Returns the pods of the cache whose volumes name `claim`. Needs [`BY_CLAIM`].
 pub fn pods_of(pods: &Lister<Pod>, claim: &ObjectKey) -> Vec<std::sync::Arc<Pod>> {
     pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone()))
 }
@@ -36,8 +36,9 @@ pub fn uses(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
         })
 }
 
-/// Whether a claim has the name of the claim for an ephemeral volume. A claim's sync compares each
-/// volume, so no name is allocated. Upstream: `ephemeral.VolumeClaimName`.
+/// Returns whether a claim has the name of the claim for an ephemeral volume: pod, `-`, volume.
+/// Allocates no name, because each sync of a claim compares every volume. Upstream:
+/// `ephemeral.VolumeClaimName`.
 fn is_named_after(claim: &str, pod: &str, volume: &str) -> bool {
     let rest = claim.strip_prefix(pod).and_then(|rest| rest.strip_prefix('-'));
     rest == Some(volume)

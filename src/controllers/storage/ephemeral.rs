@@ -47,6 +47,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
+/// Queues a pod that has ephemeral volumes and is not being deleted.
 fn queue_pod(pod: &Pod, queue: &Queue) {
     if !pod.meta.is_being_deleted() && pod.claims().any(|(_, for_pod)| for_pod) {
         queue.add(pod.meta.key());
@@ -86,7 +87,7 @@ impl Ephemeral {
         if let Some(claim) = self.claims.get(&key) {
             return claim_is_for_pod(&claim, pod);
         }
-        // The view of a pod has no template.
+        // The cached pod has no template of the claim.
         let live: Value = match self.client.resource(&Pod::RESOURCE).get(&pod.meta.key()).await {
             Err(error) if error.is_not_found() => return Ok(()),
             live => live?,
@@ -115,7 +116,8 @@ fn claim_is_for_pod(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Erro
     }
 }
 
-/// Returns the claim for `volume` of `live`; `None` when that is not `pod` any more.
+/// Builds the claim of an ephemeral volume from its template in `live`; `None` if that is another
+/// pod of this name.
 fn new_claim(pod: &Pod, live: &Value, volume: &str, name: &str) -> Option<Value> {
     if live["metadata"]["uid"] != pod.meta.uid.to_string() {
         return None;

@@ -26,7 +26,8 @@ pub struct Flex {
 }
 
 impl Flex {
-    /// Reads the fields of a source in the volume `name`; `read_only`: as the pod mounts it.
+    /// Reads a FlexVolume source of the volume `name`; `None` if it names no driver. `read_only`:
+    /// as the pod mounts it.
     pub fn from_source(fields: &Value, name: &str, read_only: bool) -> Option<Flex> {
         let text = |field: &str| fields[field].as_str().unwrap_or_default();
         let mut options = Map::new();
@@ -56,6 +57,7 @@ struct Answer {
     capabilities: Capabilities,
 }
 
+/// The capabilities in the answer to `init`; a driver that does not say so attaches.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Capabilities {
@@ -68,7 +70,7 @@ impl Default for Capabilities {
     }
 }
 
-/// Returns a value as Go's `encoding/json` reads it into a struct: the case of keys does not
+/// Rewrites a value as Go's `encoding/json` would read it into a struct: the case of keys does not
 /// matter, and null leaves a field as it is.
 fn as_go_reads(value: Value) -> Value {
     match value {
@@ -82,6 +84,7 @@ fn as_go_reads(value: Value) -> Value {
     }
 }
 
+/// Why a call of a driver failed.
 #[derive(Debug, PartialEq)]
 enum Failure {
     NotSupported,
@@ -89,12 +92,13 @@ enum Failure {
 }
 
 impl Answer {
+    /// Parses the output of a driver.
     fn parse(output: &[u8]) -> serde_json::Result<Answer> {
         let value = serde_json::from_str(&String::from_utf8_lossy(output))?;
         Answer::deserialize(as_go_reads(value))
     }
 
-    /// Returns the answer of a driver, if it reports success.
+    /// Parses the output of a driver, and returns the answer if it reports success.
     /// Upstream: `handleCmdResponse`.
     fn check(command: &str, output: &[u8]) -> Result<Answer, Failure> {
         let answer = Answer::parse(output).map_err(|error| Failure::Other(error.to_string()))?;
@@ -126,13 +130,15 @@ pub struct Drivers {
     known: Mutex<HashMap<Istr, KnownDriver>>,
 }
 
-/// The driver of a folder of this name. Upstream: `UnescapeQualifiedName`.
+/// Returns the driver whose folder has this name; `None` if that is not the name of a driver.
+/// Upstream: `UnescapeQualifiedName`.
 fn driver_in(folder: &str) -> Option<Istr> {
     let name = folder.replacen('~', "/", 1);
     is_driver(&name).then(|| name.into())
 }
 
-/// Names come from users and become parts of a path.
+/// Returns whether `name` is the valid name of a driver, `name` or `vendor/name`. Names come from
+/// users and become parts of a path.
 fn is_driver(name: &str) -> bool {
     let is_part = |part: &str| {
         part.starts_with(|first: char| first.is_ascii_alphanumeric())
@@ -146,6 +152,7 @@ impl Drivers {
         Drivers { folder: folder.into(), known: Mutex::default() }
     }
 
+    /// Returns the path of a driver's program.
     fn program(&self, driver: &str) -> PathBuf {
         let name = driver.rsplit('/').next().unwrap_or(driver);
         self.folder.join(driver.replace('/', "~")).join(name)
@@ -160,7 +167,7 @@ impl Drivers {
         self.known.lock().contains_key(driver)
     }
 
-    /// Probes all drivers of the folder.
+    /// Probes all drivers in the folder, once at the start.
     pub async fn find(&self) {
         let folder = self.folder.clone();
         let names = task::blocking(move || folders(&folder)).await;
@@ -169,8 +176,8 @@ impl Drivers {
         }
     }
 
-    /// Asks a driver that is new or has changed for its capabilities. Upstream: the prober, which
-    /// watches the folder.
+    /// Calls `init` of a driver that is new or whose program has changed, and stores its
+    /// capabilities; forgets a driver that is gone. Upstream: the prober, which watches the folder.
     pub async fn probe(&self, driver: &Istr) {
         if !is_driver(driver) {
             return;
@@ -201,7 +208,8 @@ impl Drivers {
         }
     }
 
-    /// Returns the path of the device. Upstream: `flexVolumeAttacher.Attach`.
+    /// Attaches the volume, and returns the path of the device; an empty one if the driver does not
+    /// know this command. Upstream: `flexVolumeAttacher.Attach`.
     pub async fn attach(&self, volume: &Flex, node: &str) -> Result<Istr, String> {
         let arguments = vec![volume.options.to_string(), node.to_owned()];
         match self.run(&volume.driver, "attach", arguments).await {
@@ -211,7 +219,8 @@ impl Drivers {
         }
     }
 
-    /// `volume`: the name of the volume for the driver. Upstream: `flexVolumeDetacher.Detach`.
+    /// Detaches a volume; a driver that does not know this command needs no detach. `volume`: the
+    /// driver's name of the volume. Upstream: `flexVolumeDetacher.Detach`.
     pub async fn detach(&self, driver: &str, volume: &str, node: &str) -> Result<(), String> {
         match self.run(driver, "detach", vec![volume.to_owned(), node.to_owned()]).await {
             Ok(_) | Err(Failure::NotSupported) => Ok(()),
@@ -219,7 +228,8 @@ impl Drivers {
         }
     }
 
-    /// The volumes of a driver that does not know this command count as attached.
+    /// Asks the driver whether the volume is attached. If the driver does not know this command,
+    /// the volume counts as attached.
     /// Upstream: `VolumesAreAttached`.
     pub async fn is_attached(&self, volume: &Flex, node: &str) -> Result<bool, String> {
         let arguments = vec![volume.options.to_string(), node.to_owned()];
@@ -264,7 +274,7 @@ impl Drivers {
     }
 }
 
-/// The names of the folders in one. There may be none.
+/// Returns the names of the folders in `folder`, which may not exist.
 fn folders(folder: &Path) -> Vec<String> {
     let found = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let folders = found.filter(|entry| entry.path().is_dir());

@@ -23,7 +23,8 @@ metrics! {
         );
 }
 
-/// The help of a metric that is stable to another degree since 1.37: pull request 136189.
+/// Returns the help text of a metric for a release of Kubernetes: its stability level changed in
+/// 1.37 (pull request 136189).
 fn by_release(before: &'static str, since: &'static str, release: Release) -> &'static str {
     if release >= Release::V1_37 { since } else { before }
 }

@@ -12,18 +12,19 @@ use crate::objects::{Meta, Object, Resource};
 pub struct Protection(pub &'static str);
 
 impl Protection {
-    /// Whether the object is being deleted and this finalizer is among those that keep it.
+    /// Whether the object is being deleted and has this finalizer, so that it may have to be
+    /// removed.
     pub fn is_deletion_candidate(self, meta: &Meta) -> bool {
         meta.is_being_deleted() && meta.has_finalizer(self.0)
     }
 
-    /// Whether the finalizer is missing: the admission plugin adds it, but objects that are older
-    /// than the plugin lack it.
+    /// Whether the finalizer has to be added: the admission plugin does so, but objects that are
+    /// older than the plugin lack it.
     pub fn is_missing(self, meta: &Meta) -> bool {
         !meta.is_being_deleted() && !meta.has_finalizer(self.0)
     }
 
-    /// Whether a sync has anything to do.
+    /// Whether a sync may have to add or remove the finalizer.
     pub fn concerns(self, meta: &Meta) -> bool {
         self.is_deletion_candidate(meta) || self.is_missing(meta)
     }
@@ -44,8 +45,9 @@ impl Protection {
         self.edit(client, object, |finalizers| finalizers.retain(|name| name != self.0)).await
     }
 
-    /// Replaces the live object, if it still has the version that the decision was made for: the
-    /// cache may not have the binding of a volume, or this controller's own last write.
+    /// Edits the finalizers of the live object if it still has the version that the decision was
+    /// made for: the cache may lack the binding of a volume, or this controller's own last write.
+    /// Fails as stale if it has changed; succeeds if it is gone.
     async fn edit<T>(
         self,
         client: &Client,
@@ -76,7 +78,7 @@ fn is_unchanged(live: &Value, meta: &Meta) -> bool {
     metadata["uid"] == meta.uid.to_string() && version == Some(meta.resource_version)
 }
 
-/// Whether `edit` changed the finalizers.
+/// Applies `edit` to the finalizers, and returns whether that changed them.
 fn edit_finalizers(live: &mut Value, edit: impl FnOnce(&mut Vec<Value>)) -> bool {
     let metadata = &mut live["metadata"];
     let mut finalizers = metadata["finalizers"].as_array().cloned().unwrap_or_default();

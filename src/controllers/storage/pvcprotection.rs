@@ -54,6 +54,7 @@ fn frees_claims(pod: &Pod) -> bool {
     pod.is_terminated() || pod.spec.node_name.is_empty()
 }
 
+/// Queues the claims of a pod's volumes.
 fn queue_claims(pod: &Pod, queue: &Queue) {
     for (claim, _) in pod.claims() {
         queue.add(ObjectKey::new(&pod.meta.namespace, &claim));
@@ -71,8 +72,8 @@ fn blocks_deletion(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     !pod.spec.node_name.is_empty() && uses(pod, claim) && !(is_shut_down && is_owner())
 }
 
-/// Whether the claim is to have the condition Unused. Before it is bound, the binder writes it, and
-/// a second writer causes conflicts. A lost one was bound.
+/// Returns whether this controller writes the claim's condition Unused. Not before it is bound:
+/// then the binder writes the status, and a second writer causes conflicts. A lost claim was bound.
 fn has_unused_condition(claim: &PersistentVolumeClaim) -> bool {
     !matches!(&*claim.status.phase, "" | "Pending")
 }
@@ -94,8 +95,8 @@ struct PvcProtection {
 }
 
 impl PvcProtection {
-    /// Keeps the finalizer of a claim, removes it from a deleted claim that no pod uses, and
-    /// updates the condition Unused.
+    /// Adds the finalizer to a claim, removes it from a deleted claim that no pod uses, and updates
+    /// the condition Unused.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let (mut live, mut next) = (None, Next::Done);
@@ -128,9 +129,8 @@ impl PvcProtection {
         Ok(next)
     }
 
-    /// Returns whether a pod uses the claim. A pod that is found in the cache decides. A pod that
-    /// is not found may be missing only in the cache, so the namespace's pods are read from the API
-    /// server, once a sync.
+    /// Returns whether a pod uses the claim, as `by` decides. If the cache has no such pod, it may
+    /// lack one, so the namespace's pods are listed from the API server, once a sync, into `live`.
     async fn is_used(
         &self,
         claim: &PersistentVolumeClaim,
@@ -148,8 +148,8 @@ impl PvcProtection {
         Ok(live.iter().flatten().any(|pod| by(pod, claim)))
     }
 
-    /// The other claims of the namespace that are being deleted by now. A list of pods that begins
-    /// after this serves them too: many claims that are deleted together cost one list.
+    /// Returns the other claims of the namespace that are being deleted by now. A list of pods that
+    /// begins after this serves them too: many claims that are deleted together cost one list.
     fn other_candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolumeClaim>> {
         let mut claims = self.claims.in_namespace(&claim.meta.namespace);
         claims.retain(|other| {
@@ -158,8 +158,8 @@ impl PvcProtection {
         claims
     }
 
-    /// Releases those of `claims` that no pod uses, by the cache and by the `live` list. Failures
-    /// are left to the claims' own syncs.
+    /// Removes the finalizer of those of `claims` that no pod uses, by the cache and by the `live`
+    /// list. Failures are ignored: the claims' own syncs repeat this.
     async fn release(&self, claims: &[Arc<PersistentVolumeClaim>], live: &[Pod]) {
         for claim in claims {
             let is_used = pods_of(&self.pods, &claim.meta.key())
@@ -172,7 +172,8 @@ impl PvcProtection {
         }
     }
 
-    /// Updates the condition Unused. Upstream: `updateUnusedCondition`.
+    /// Writes the condition Unused of a claim if its status changes. Upstream:
+    /// `updateUnusedCondition`.
     async fn set_unused(&self, claim: &PersistentVolumeClaim, unused: bool) -> Result<(), Error> {
         if claim.condition(UNUSED).is_some_and(|condition| (condition.status == "True") == unused) {
             return Ok(());

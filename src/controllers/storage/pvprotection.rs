@@ -30,7 +30,7 @@ struct PvProtection {
 }
 
 impl PvProtection {
-    /// Keeps the finalizer of a volume, and removes it from a deleted volume that is not bound.
+    /// Adds the finalizer to a volume, or removes it from a deleted volume that is not bound.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
         if PROTECTION.is_deletion_candidate(&volume.meta) && !volume.is_bound() {

@@ -14,7 +14,7 @@ use crate::objects::{
 
 /// Upstream: `volumeutil.VACProtectionFinalizer`.
 const PROTECTION: Protection = Protection("kubernetes.io/vac-protection");
-/// Volumes and claims by the classes that they name.
+/// Makes the index of volumes or claims by the classes that they name.
 const fn class_index<T: NamesClasses>() -> Index<T> {
     Index::new("volumeAttributesClassName", |object, emit| {
         object.classes().into_iter().for_each(|class| emit(IndexValue::Text(class)));
@@ -80,7 +80,7 @@ struct VacProtection {
 }
 
 impl VacProtection {
-    /// Keeps the finalizer of a class, and removes it from a deleted class that is not used.
+    /// Adds the finalizer to a class, or removes it from a deleted class that is not used.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(class) = self.classes.get(&key) else { return Ok(Next::Done) };
         if PROTECTION.is_deletion_candidate(&class.meta) && !self.is_used(&key.name) {
@@ -92,6 +92,7 @@ impl VacProtection {
         Ok(Next::Done)
     }
 
+    /// Whether a volume or a claim names the class.
     fn is_used(&self, class: &str) -> bool {
         let class = IndexValue::Text(class.into());
         !self.volumes.by_index(&class_index(), &class).is_empty()

@@ -37,8 +37,9 @@ impl Plugin {
         }
     }
 
-    /// The plugin in a unique name, and the plugin's own name of the volume; `None`: the name of a
-    /// FlexVolume driver, or of no plugin. Upstream: `SplitUniqueName`.
+    /// Splits a volume's unique name into the plugin and the plugin's own name of the volume.
+    /// `None` if it is the name of a FlexVolume driver, or of no plugin. Upstream:
+    /// `SplitUniqueName`.
     pub fn from_unique_name(unique: &str) -> Option<(Plugin, &str)> {
         Plugin::ALL.into_iter().find_map(|plugin| {
             let rest = unique.strip_prefix(plugin.name())?;
@@ -47,7 +48,8 @@ impl Plugin {
     }
 }
 
-/// The FlexVolume driver of a unique name, if it is one's, and the name that it has for the volume.
+/// Splits a unique name `vendor/driver/volume` into the FlexVolume driver and its name of the
+/// volume; `None` for names of another form.
 pub fn flex_driver_of(unique: &str) -> Option<(&str, &str)> {
     let (vendor, rest) = unique.split_once('/')?;
     let (name, _) = rest.split_once('/')?;
@@ -92,7 +94,7 @@ pub enum AttachmentSource {
 const SEPARATOR: char = '^';
 
 impl Spec {
-    /// A volume of a driver.
+    /// Makes the spec of a volume of a CSI driver.
     fn csi(name: Istr, driver: Istr, handle: Box<str>, source: AttachmentSource) -> Spec {
         let plugin = Plugin::Csi;
         let volume = format!("{}/{driver}{SEPARATOR}{handle}", plugin.name()).into();
@@ -100,20 +102,21 @@ impl Spec {
         Spec { name, plugin, volume, multi_attach: true, migrated: false, csi, flex: None }
     }
 
-    /// A volume of a FlexVolume driver.
+    /// Makes the spec of a volume of a FlexVolume driver.
     fn flex(name: Istr, flex: Flex) -> Spec {
         let (plugin, volume) = (Plugin::Flex, format!("{}/{name}", flex.driver).into());
         let flex = Some(flex);
         Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None, flex }
     }
 
-    /// A volume of a plugin that is still in the tree.
+    /// Makes the spec of a volume of a plugin that is still in the tree. `of_plugin`: the plugin's
+    /// own name of the volume.
     fn in_tree(name: Istr, plugin: Plugin, of_plugin: &str) -> Spec {
         let volume = format!("{}/{of_plugin}", plugin.name()).into();
         Spec { name, plugin, volume, multi_attach: true, migrated: false, csi: None, flex: None }
     }
 
-    /// The plugin's name in metrics. Upstream: `GetFullQualifiedPluginNameForVolume`.
+    /// Returns the plugin's name in metrics. Upstream: `GetFullQualifiedPluginNameForVolume`.
     pub fn plugin_name(&self) -> String {
         match (&self.csi, &self.flex) {
             (Some(csi), _) => format!("{}:{}", self.plugin.name(), csi.driver),
@@ -136,14 +139,15 @@ pub fn attachment_name(handle: &str, driver: &str, node: &str) -> Istr {
     name.into()
 }
 
-/// The driver and the handle in the name that the CSI plugin gave to a volume.
+/// Splits the name that the CSI plugin gave to a volume into driver and handle; `None` if it has
+/// another form.
 pub fn driver_and_handle(of_plugin: &str) -> Option<(&str, &str)> {
     let (driver, handle) = of_plugin.split_once(SEPARATOR)?;
     (!handle.contains(SEPARATOR)).then_some((driver, handle))
 }
 
-/// Whether volumes with these access modes may be attached to several nodes: the driver decides,
-/// unless all modes exclude it.
+/// Returns whether volumes with these access modes may be attached to several nodes: if they have
+/// no modes, or one that allows it.
 fn multi_attach<'a>(mut modes: impl ExactSizeIterator<Item = &'a str>) -> bool {
     modes.len() == 0 || modes.any(|mode| ["ReadWriteMany", "ReadOnlyMany"].contains(&mode))
 }
@@ -180,7 +184,7 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     Some(spec)
 }
 
-/// Returns the spec of an inline volume of a pod.
+/// Returns the spec of an inline volume of a pod; `None` if its source cannot be read.
 pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
     let name = volume.name.clone();
     match &volume.source {
@@ -207,8 +211,8 @@ pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
     }
 }
 
-/// Returns the plugin, if it has not been migrated, and its name for the volume, if the fields are
-/// whole.
+/// Returns the plugin of a kind that has not been migrated to CSI, with the plugin's name of the
+/// volume, which is `None` if fields are missing. `None` for other kinds.
 fn still_in_tree(kind: InTreeKind, fields: &Value) -> Option<(Plugin, Option<String>)> {
     let list = |name: &str| -> Vec<&str> {
         fields[name].as_array().into_iter().flatten().filter_map(Value::as_str).collect()
@@ -244,7 +248,7 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// The specs of all volumes of `pod` that are bound and have a plugin here.
+    /// Returns the specs of all volumes of `pod` that are bound and have a plugin here.
     pub fn specs(&self, pod: &Pod) -> Vec<Spec> {
         let shape = &pod.spec.shape;
         let claimed = shape.claims.iter().filter_map(|claim| self.of_claim(&pod.meta, claim));
@@ -271,12 +275,14 @@ impl Resolver {
         claimed.chain(inline).filter_map(|spec| Some(spec.flex?.driver)).collect()
     }
 
-    /// The spec of a claim of `pod`, once it is bound.
+    /// Returns the spec of the volume to which a claim of `pod` is bound; `None` if it is not
+    /// bound.
     pub fn of_claim(&self, pod: &Meta, volume: &ClaimVolume) -> Option<Spec> {
         of_volume(&*self.volume_of_claim(pod, volume)?, volume.read_only)
     }
 
-    /// Returns the PersistentVolume to which the claim of a pod's volume is bound.
+    /// Returns the PersistentVolume to which the claim of a pod's volume is bound; `None` if it is
+    /// not bound on both sides.
     /// Upstream: `createInTreeVolumeSpec`.
     pub fn volume_of_claim(
         &self,
@@ -296,7 +302,7 @@ impl Resolver {
         is_bound.then_some(volume)
     }
 
-    /// Upstream: `FindAttachablePluginBySpec`.
+    /// Returns whether a plugin attaches the volume. Upstream: `FindAttachablePluginBySpec`.
     pub fn is_attachable(&self, spec: &Spec) -> bool {
         if let Some(flex) = &spec.flex {
             return self.flex.as_ref().is_some_and(|drivers| drivers.attaches(&flex.driver));
@@ -305,7 +311,9 @@ impl Resolver {
         csi.source != AttachmentSource::Never && self.attaches(&csi.driver)
     }
 
-    /// Whether there is a plugin that detaches the volume, by its spec or else by its unique name.
+    /// Returns whether there is a plugin that detaches the volume: that of its spec, or without one
+    /// that of its unique name. Upstream: `findDetachablePluginBySpec`,
+    /// `FindAttachablePluginByName`.
     /// Upstream: `findDetachablePluginBySpec`, `FindAttachablePluginByName`.
     pub fn is_detachable(&self, spec: Option<&Spec>, unique: &str) -> bool {
         let driver = match spec {
@@ -317,7 +325,7 @@ impl Resolver {
         self.flex.as_ref().is_some_and(|drivers| drivers.attaches(driver))
     }
 
-    /// A driver without a CSIDriver attaches its volumes.
+    /// Returns whether a CSI driver attaches its volumes. One without a CSIDriver object does.
     pub fn attaches(&self, driver: &str) -> bool {
         self.drivers.get(&ObjectKey::cluster(driver)).is_none_or(|driver| driver.attaches())
     }

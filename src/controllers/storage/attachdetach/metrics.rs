@@ -20,12 +20,12 @@ metrics! {
         "[ALPHA] Number of times the A/D Controller performed a forced detach";
 }
 
-/// `reason`: `timeout`, `out-of-service`.
+/// Counts a forced detach. `reason`: `timeout`, `out-of-service`.
 pub fn forced_detach(reason: &str) {
     FORCED.with_label_values(&[reason]).inc();
 }
 
-/// Records the end of an attach or a detach.
+/// Records the end of an attach or a detach. `name`: the operation's.
 pub fn observe_operation(
     plugin: &str,
     name: &str,

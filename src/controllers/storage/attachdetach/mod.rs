@@ -216,22 +216,25 @@ fn changes_attaching(change: &Change<'_, CSIDriver>) -> bool {
     }
 }
 
+/// Returns the state of a node that decides about forced detaches.
 fn health(node: &Node) -> Health {
     Health { ready: node.is_ready(), out_of_service: node.has_taint(OUT_OF_SERVICE) }
 }
 
 impl AttachDetach {
+    /// Queues volumes by their unique names.
     fn queue_volumes(&self, volumes: &[Istr]) {
         volumes.iter().for_each(|volume| self.volume_queue.add(ObjectKey::cluster(volume)));
     }
 
-    /// Queues the nodes whose report has changed.
+    /// Queues the nodes whose report has changed, so that it is written.
     fn queue_nodes(&self, world: &mut StateOfWorld) {
         for node in world.take_unwritten() {
             self.node_queue.add(ObjectKey::cluster(&node));
         }
     }
 
+    /// Returns the health of a node by name; the default if it is deleted.
     fn health(&self, node: &str) -> Health {
         self.nodes.get(&ObjectKey::cluster(node)).map(|node| health(&node)).unwrap_or_default()
     }
@@ -275,8 +278,8 @@ impl AttachDetach {
         }
     }
 
-    /// Forgets the volumes of a driver that does not attach them any more, and checks those of a
-    /// driver that does. Upstream: the populator's loop.
+    /// Forgets the volumes of a CSI driver that has stopped to attach them, or queues the pods with
+    /// volumes if it has started to. Upstream: the populator's loop.
     fn handle_driver_change(&self, change: &Change<'_, CSIDriver>) {
         if !changes_attaching(change) {
             return;
@@ -293,7 +296,7 @@ impl AttachDetach {
         }
     }
 
-    /// Fills the state of world from nodes and VolumeAttachments.
+    /// Fills the state of world from nodes, VolumeAttachments and pods, once at the start.
     /// Upstream: `populateActualStateOfWorld`, `populateDesiredStateOfWorld`.
     fn populate(&self) {
         let mut world = self.world.lock();
@@ -329,7 +332,7 @@ impl AttachDetach {
         self.populated.open();
     }
 
-    /// Adds an attachment that no node reports as uncertain: it is confirmed if a pod wants the
+    /// Adds an attachment that no node reports, as uncertain: it is confirmed if a pod wants the
     /// volume there, or else detached. Upstream: `processVolumeAttachments`.
     fn populate_attachment(&self, world: &mut StateOfWorld, attachment: &VolumeAttachment) {
         let (spec, name) = (&attachment.spec, &attachment.meta.name);
@@ -352,8 +355,8 @@ impl AttachDetach {
         }
     }
 
-    /// Sets the specs of the volumes that are attached for a pod, which only the pod has. Nodes
-    /// report no more than names.
+    /// Sets the specs of the pod's volumes that its node reports as attached. Nodes report only
+    /// names, and the specs are known from pods.
     fn populate_specs(&self, pod: &Pod) {
         let node = &pod.spec.node_name;
         for spec in self.resolver.specs(pod) {
@@ -374,7 +377,8 @@ impl AttachDetach {
         }
     }
 
-    /// Adds the volumes that the pod wants, or forgets them when the pod has ended.
+    /// Adds the volumes that the pod wants to the state of world, or forgets them if the pod has
+    /// ended.
     async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         match self.pods.get(key) {
             Some(pod) if !pod.spec.node_name.is_empty() => {
@@ -392,8 +396,8 @@ impl AttachDetach {
         Ok(Next::Done)
     }
 
-    /// Looks for the FlexVolume drivers of the pod's volumes; returns whether all are there, which
-    /// does not matter for a pod that has ended.
+    /// Probes the FlexVolume drivers of the pod's volumes. Returns whether all exist, which does
+    /// not matter for a pod that has ended.
     async fn find_drivers(&self, pod: &Pod) -> bool {
         let Some(drivers) = &self.resolver.flex else { return true };
         let mut all = true;
@@ -404,8 +408,8 @@ impl AttachDetach {
         all || pod.is_terminated()
     }
 
-    /// Adds the volumes that the pod wants to the state of the world. What was added stays until
-    /// the pod ends, even if its claim goes.
+    /// Adds the volumes that the pod wants to the state of world, and queues the changed ones. What
+    /// was added stays until the pod ends, even if its claim is deleted.
     /// Upstream: `ProcessPodVolumes`.
     fn add_wanted_volumes(&self, pod: &Pod) {
         let (key, node) = (pod.meta.key(), &pod.spec.node_name);

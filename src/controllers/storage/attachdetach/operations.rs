@@ -21,6 +21,7 @@ const DRIVER_TIMEOUT: Duration = Duration::from_secs(120);
 /// replace it. Upstream: the first interval in `waitForVolumeAttachDetachStatusWithLister`.
 const ERROR_GRACE: Duration = Duration::from_millis(500);
 
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Attach,
@@ -28,7 +29,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Its name in metrics.
+    /// Returns its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Attach => "volume_attach",
@@ -44,6 +45,8 @@ pub struct PodRef {
     pub uid: Uid,
 }
 
+/// An attach or a detach of a volume on one node. It is created by `Begin::started_at` and held by
+/// [`Operations`].
 #[derive(Clone, Debug)]
 pub struct Operation {
     pub kind: Kind,
@@ -60,6 +63,7 @@ pub struct Operation {
     delay: Duration,
 }
 
+/// How far an operation is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Stage {
     /// The last attempt failed.
@@ -84,12 +88,14 @@ pub enum Lag {
 }
 
 impl Operation {
-    /// Neither failed nor ended. Upstream: `IsOperationPending`.
+    /// Whether the operation is under way: one that ended is forgotten, one that failed waits.
+    /// Upstream: `IsOperationPending`.
     pub fn is_pending(&self) -> bool {
         self.stage != Stage::Failed
     }
 
-    /// When an operation of `kind` may begin after this one, which has failed, if that is not now.
+    /// Returns when an operation of `kind` may begin after this one, which has failed; `None` if it
+    /// may begin now. Upstream: `SafeToRetry`.
     /// Upstream: `SafeToRetry`.
     pub fn retry_at(&self, kind: Kind, now: Duration) -> Option<Duration> {
         let delay = if self.kind == kind { self.delay } else { OTHER_KIND_DELAY };
@@ -97,16 +103,16 @@ impl Operation {
         (now < at).then_some(at)
     }
 
-    /// Doubles the delay before the next attempt.
+    /// Marks the operation as failed, and doubles the delay before the next attempt.
     fn fail(&mut self, now: Duration) {
         self.stage = Stage::Failed;
         self.last_failure = now;
         self.delay = if self.delay.is_zero() { FIRST_DELAY } else { self.delay * 2 }.min(MAX_DELAY);
     }
 
-    /// Returns the result of an operation that the driver works on: its end, or when to check it
-    /// again unless the attachment changes before. `seen`: the version that the cache had seen
-    /// before the attachment was read from it.
+    /// Checks an operation that the driver works on. `Ok` is its end, a success or the driver's
+    /// error. `Err` is the time at which to check again, unless the attachment changes before.
+    /// `seen`: the version that the cache had seen before the attachment was read from it.
     pub fn progress(
         &self,
         found: Option<&VolumeAttachment>,
@@ -165,13 +171,13 @@ impl Operation {
 pub struct Operations(Vec<Operation>);
 
 impl Operations {
-    /// The operation that excludes one on `node`, or on any node if `exclusive`; one that is under
-    /// way before one that failed. Upstream: `isOperationExists`.
+    /// Returns the operation that excludes one on `node`, or on any node if `exclusive`; one that
+    /// is under way before one that failed. Upstream: `isOperationExists`.
     pub fn find(&self, node: &str, exclusive: bool) -> Option<&Operation> {
         self.position(node, exclusive).map(|at| &self.0[at])
     }
 
-    /// Returns the position of the operation for [`Self::find`]: a pending one, else that of this
+    /// Returns the index of the operation for [`Self::find`]: a pending one, else that of this
     /// node, else the first that excludes it.
     fn position(&self, node: &str, exclusive: bool) -> Option<usize> {
         let (mut first, mut exact) = (None, None);
@@ -209,7 +215,8 @@ impl Operations {
         }
     }
 
-    /// The change of the node's report that a detach on `node` waits for.
+    /// Returns the change of the node's report whose writing a detach on `node` waits for; `None`
+    /// if no detach waits.
     pub fn reporting(&self, node: &str) -> Option<u64> {
         let mut pending = self.0.iter().filter(|op| op.node == *node && op.is_pending());
         pending.next().and_then(|op| match op.stage {
@@ -218,13 +225,13 @@ impl Operations {
         })
     }
 
-    /// The operation under way on `node`.
+    /// Returns the operation that is under way on `node`.
     pub fn running_on(&mut self, node: &str) -> Option<&mut Operation> {
         self.0.iter_mut().find(|op| op.node == *node && op.is_pending())
     }
 
-    /// Ends the operation under way on `node`: forgets it, or keeps it with its failure of this
-    /// time.
+    /// Ends the operation under way on `node`, and returns it. Forgets it, or keeps it for its
+    /// back-off if it `failed` at this time.
     pub fn end(&mut self, node: &str, failed: Option<Duration>) -> Option<Operation> {
         let at = self.0.iter().position(|op| op.node == *node && op.is_pending())?;
         let Some(now) = failed else { return Some(self.0.swap_remove(at)) };
@@ -253,6 +260,7 @@ pub struct Begin {
 }
 
 impl Begin {
+    /// Makes the operation, without a failure so far.
     pub fn started_at(self, started: Duration) -> Operation {
         let Begin { kind, node, exclusive, stage, spec, pods } = self;
         let (last_failure, delay) = (Duration::ZERO, Duration::ZERO);

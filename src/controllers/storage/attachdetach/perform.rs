@@ -22,13 +22,14 @@ use crate::objects::{
 const FAILED: &str = "FailedAttachVolume";
 const SUCCEEDED: &str = "SuccessfulAttachVolume";
 
-/// Upstream: `VolumeToAttach.GenerateMsg`.
+/// Formats the text of an event about a volume. Upstream: `VolumeToAttach.GenerateMsg`.
 fn message(prefix: &str, volume: &str, suffix: &str) -> String {
     format!("{prefix} for volume {volume:?} {suffix}")
 }
 
 impl AttachDetach {
-    /// Plans one volume, and carries the plan out.
+    /// Plans the acts for one volume and carries them out, until a plan has none. Then sets the
+    /// timer for the next check.
     pub(super) async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let name = Istr::new(&key.name);
         loop {
@@ -67,7 +68,7 @@ impl AttachDetach {
         plan
     }
 
-    /// Ends the operation on `node` with its result.
+    /// Ends the operation on `node` with its result: the path of the device, or an error.
     fn end(&self, name: &Istr, node: &Istr, result: Result<Istr, String>) {
         let mut world = self.world.lock();
         let ended = world.end(name, node, result, self.clock.monotonic());
@@ -76,7 +77,7 @@ impl AttachDetach {
         ended.iter().for_each(|ended| self.record_end(name, ended));
     }
 
-    /// Records the end of an operation: events of the pods, metrics, log.
+    /// Reports the end of an operation in metrics and the log, and an attach by events of the pods.
     fn record_end(&self, name: &Istr, ended: &Ended) {
         let Ended { operation, result } = ended;
         let node = &operation.node;
@@ -113,7 +114,7 @@ impl AttachDetach {
         }
     }
 
-    /// The pods that are still there.
+    /// Calls `report` for those of `pods` that still exist.
     fn for_each_pod(&self, pods: &[PodRef], report: impl Fn(&Pod)) {
         for PodRef { key, uid } in pods {
             if let Some(pod) = self.pods.get(key).filter(|pod| pod.meta.uid == *uid) {
@@ -147,11 +148,13 @@ impl AttachDetach {
         }
     }
 
+    /// Marks the operation on `node` as one that the driver works on.
     fn wait(&self, name: &Istr, node: &Istr, lag: Lag) {
         self.world.lock().wait(name, node, lag, self.clock.monotonic());
     }
 
-    /// Attaches the volume and returns the path of the device; `None`: the driver is to answer.
+    /// Attaches the volume, and returns the path of the device. `None`: a VolumeAttachment exists,
+    /// and the driver is to answer.
     /// Upstream: `csiAttacher.Attach`.
     async fn attach(&self, spec: &Spec, node: &str) -> Result<Option<Istr>, String> {
         if let (Some(flex), Some(drivers)) = (&spec.flex, &self.resolver.flex) {
@@ -174,7 +177,8 @@ impl AttachDetach {
         }
     }
 
-    /// Starts the detach of a volume. `verify`: only if the kubelet does not use it.
+    /// Starts the detach of a volume. `verify`: only if the node's status, read from the API
+    /// server, does not list it as in use.
     async fn detach(&self, name: &str, node: &str, verify: bool) -> Result<Detaching, String> {
         if verify {
             self.verify_safe(name, node).await?;
@@ -205,8 +209,8 @@ impl AttachDetach {
         }
     }
 
-    /// Asks whether an attachment whose deletion has begun, and that the cache does not have, is
-    /// gone.
+    /// Reads from the API server whether an attachment that was just deleted, and that the cache
+    /// did not have, is gone. A finalizer of the driver may keep it.
     async fn check_unseen_deletion(&self, attachment: &ObjectKey) -> Result<Detaching, String> {
         match self.client.get::<VolumeAttachment>(attachment).await {
             Ok(found) => Ok(Detaching::Begun(Lag::Unseen(found.meta.resource_version))),
@@ -219,8 +223,8 @@ impl AttachDetach {
         }
     }
 
-    /// Asks the driver of a FlexVolume, which `Plugin::from_unique_name` does not know. Volumes of
-    /// FC and iSCSI have nothing to detach in the controller.
+    /// Detaches a volume by its FlexVolume driver, which `Plugin::from_unique_name` does not know.
+    /// Volumes of FC and iSCSI have nothing to detach in the controller.
     async fn detach_in_tree(&self, unique: &str, node: &str) -> Result<(), String> {
         match (Plugin::from_unique_name(unique), flex_driver_of(unique), &self.resolver.flex) {
             (None, Some((driver, volume)), Some(drivers)) => {
@@ -243,7 +247,8 @@ impl AttachDetach {
         }
     }
 
-    /// Upstream: `reportMultiAttachError`.
+    /// Records an event for each of `pods`: the volume is attached to other nodes, where `users`
+    /// use it. Upstream: `reportMultiAttachError`.
     fn refuse_multi_attach(&self, spec: &Spec, pods: &[PodRef], users: &[PodRef]) {
         self.for_each_pod(pods, |pod| {
             let text = multi_attach_error(&pod.meta.namespace, users);
@@ -253,7 +258,8 @@ impl AttachDetach {
         log::info!("Multi-Attach error: volume {} is attached to another node", spec.volume);
     }
 
-    /// Asks the API server for an attachment that the cache does not have.
+    /// Reads from the API server an attachment that the cache does not have; if it is not attached
+    /// there, the volume counts as detached.
     async fn verify(&self, name: &Istr, node: &Istr, attachment: &str) {
         let key = ObjectKey::cluster(attachment);
         let is_attached = match self.client.get::<VolumeAttachment>(&key).await {
@@ -267,7 +273,8 @@ impl AttachDetach {
         }
     }
 
-    /// Asks a FlexVolume driver whether its volume is still attached.
+    /// Asks a FlexVolume driver whether its volume is still attached; if not, it counts as
+    /// detached.
     async fn ask_driver(&self, name: &Istr, node: &Istr, spec: &Spec) {
         let (Some(flex), Some(drivers)) = (&spec.flex, &self.resolver.flex) else { return };
         match drivers.is_attached(flex, node).await {
@@ -284,7 +291,8 @@ impl AttachDetach {
         }
     }
 
-    /// Writes what is attached to a node into its status.
+    /// Writes the volumes that are attached to a node into its status, unless it lists them
+    /// already.
     /// Upstream: `NodeStatusUpdater.UpdateNodeStatusForNode`.
     pub(super) async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let name = Istr::new(&key.name);
@@ -312,8 +320,7 @@ impl AttachDetach {
         Ok(Next::Done)
     }
 
-    /// Writes what is attached into the status of a node, and returns whether the node is still
-    /// there.
+    /// Writes a report into the status of a node, and returns whether the node still exists.
     async fn write_status(&self, key: &ObjectKey, report: &Report) -> Result<bool, Error> {
         let volumes = &report.volumes;
         let volumes = if volumes.is_empty() { Value::Null } else { json!(volumes) };
@@ -332,12 +339,14 @@ impl AttachDetach {
     }
 }
 
+/// Returns the volumes sorted, as a [`Report`] has them.
 fn sorted(volumes: &[AttachedVolume]) -> Vec<AttachedVolume> {
     let mut volumes = volumes.to_vec();
     volumes.sort();
     volumes
 }
 
+/// How far a detach is after its request.
 enum Detaching {
     Done,
     /// The driver is to answer.

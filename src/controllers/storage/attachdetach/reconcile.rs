@@ -18,7 +18,8 @@ pub const DRIVER_PATIENCE: Duration = Duration::from_secs(3 * 60);
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
     pub force_detach_on_timeout: bool,
-    /// How long after an attachment is found amiss the volume counts as detached; `None`: never.
+    /// How long after an attachment was found not to be attached the volume counts as detached;
+    /// `None`: never.
     pub verify_after: Option<Duration>,
 }
 
@@ -43,6 +44,7 @@ pub struct Observed<'a> {
     pub now: Duration,
 }
 
+/// A step with I/O, which `carry_out` takes.
 #[derive(Debug, PartialEq)]
 pub enum Act {
     Attach {
@@ -61,12 +63,12 @@ pub enum Act {
         /// The pods that use it there.
         users: Vec<PodRef>,
     },
-    /// The cache has no attachment; the API server may.
+    /// Read an attachment that the cache lacks from the API server.
     Verify {
         node: Istr,
         attachment: Istr,
     },
-    /// A FlexVolume driver knows whether its volume is attached.
+    /// Ask a FlexVolume driver whether its volume is still attached.
     Ask {
         node: Istr,
         spec: Arc<Spec>,
@@ -81,6 +83,7 @@ pub struct Ended {
     pub result: Result<(), String>,
 }
 
+/// The result of a decision about one volume.
 #[derive(Debug, Default)]
 pub struct Plan {
     pub ended: Vec<Ended>,
@@ -90,12 +93,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Detaches. A forced detach ignores the driver's answer, as the node may not have unmounted.
+    /// Adds a detach to the plan. A forced one is counted and does not read the node first.
     fn detach(&mut self, node: &Istr, forced: Forced) {
         self.acts.extend(forced.map(Act::CountForcedDetach));
         self.acts.push(Act::Detach { node: node.clone(), verify: forced.is_none() });
     }
 
+    /// Sets the time of the next check, if it is before the one that is set.
     fn recheck_at(&mut self, at: Option<Duration>) {
         self.wake_at = self.wake_at.into_iter().chain(at).min();
     }
@@ -121,8 +125,9 @@ enum Step {
     Request(Forced),
 }
 
-/// Returns whether a volume that no pod has wanted on a node since `since` may be detached from it.
-/// `Err`: not while the node uses it, or until this time.
+/// Decides whether a volume that no pod has wanted on a node since `since` may be detached from it.
+/// `Ok` says why it is forced, if it is. `Err`: the node uses it; the time at which that is
+/// ignored, if ever.
 fn may_detach(
     is_in_use: bool,
     since: Duration,
@@ -143,14 +148,15 @@ fn may_detach(
     })
 }
 
-/// Whether one node at most has the volume.
+/// Whether the volume may be attached to one node at most.
 fn is_exclusive(spec: Option<&Spec>) -> bool {
     spec.is_some_and(|spec| !spec.multi_attach)
 }
 
 impl StateOfWorld {
-    /// Takes the answers of drivers, then starts what can start. Detaches come first, so that a
-    /// volume of pods that moved is free before it is attached again.
+    /// Plans what to do about a volume: takes the answers of drivers, then starts the operations
+    /// that can start. Detaches come first, so that a volume of pods that moved is free before it
+    /// is attached again.
     pub fn reconcile(&mut self, volume: &Istr, observed: &Observed<'_>) -> Plan {
         let mut plan = Plan::default();
         self.take_answers(volume, observed, &mut plan);
@@ -178,7 +184,8 @@ impl StateOfWorld {
         }
     }
 
-    /// Ends the operation under way; that of an attach may know the path of the device.
+    /// Ends the operation under way on `node` and records its result in the state of world. `Ok` of
+    /// an attach is the path of the device.
     /// Upstream: `GenerateAttachVolumeFunc`, `GenerateDetachVolumeFunc`.
     pub fn end(
         &mut self,
@@ -200,7 +207,7 @@ impl StateOfWorld {
         Some(Ended { operation, result: result.map(drop) })
     }
 
-    /// The driver works on the operation from now on.
+    /// Marks the operation on `node` as one that the driver works on from now on.
     pub fn wait(&mut self, name: &Istr, node: &Istr, lag: Lag, now: Duration) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(operation) = volume.operations.running_on(node) else { return };
@@ -210,7 +217,8 @@ impl StateOfWorld {
         self.expect_attachment(&attachment, name);
     }
 
-    /// Finds attachments that do not say "attached" any more.
+    /// Looks for attachments that do not say "attached" any more. If that lasts for the configured
+    /// time, the volume counts as detached, or the API server is asked.
     /// Upstream: `GenerateVolumesAreAttachedFunc`, every `--attach-detach-reconcile-sync-period`.
     fn verify_attached(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(after) = observed.settings.verify_after else { return };
@@ -250,7 +258,7 @@ impl StateOfWorld {
         }
     }
 
-    /// Asks the driver of a FlexVolume about it in each period.
+    /// Plans to ask the driver of a FlexVolume, once in each period, whether it is attached.
     fn ask_driver(
         &mut self,
         name: &Istr,
@@ -282,7 +290,7 @@ impl StateOfWorld {
         }
     }
 
-    /// Takes the next step towards the detach of a volume that no pod wants on `node`.
+    /// Takes the next step towards the detach of a volume on `node`, as `detach_step` decides.
     fn detach(&mut self, name: &Istr, node: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let (step, now) = (self.detach_step(name, node, observed), observed.now);
         let Some(volume) = self.volumes.get_mut(name) else { return };
@@ -367,7 +375,7 @@ impl StateOfWorld {
         }
     }
 
-    /// Whether the node's report is written with this change.
+    /// Whether the node's report has been written with this change.
     fn is_written(&self, node: &str, change: u64) -> bool {
         change <= self.nodes.get(node).map_or(0, |node| node.written)
     }
@@ -381,7 +389,7 @@ impl StateOfWorld {
         }
     }
 
-    /// Attaches a wanted volume, if no operation or other node is in the way.
+    /// Plans the attach of a wanted volume, unless an operation or another node prevents it.
     fn attach(&mut self, name: &Istr, node: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(wanted) = volume.wanted.get_mut(node) else { return };

@@ -24,24 +24,28 @@ pub struct StateOfWorld {
     unwritten: BTreeSet<Istr>,
 }
 
+/// A volume that a pod wants or a node has.
 #[derive(Default)]
 pub(super) struct Volume {
-    /// By the nodes of the pods that use it.
+    /// The pods that want it, by their nodes.
     pub wanted: BTreeMap<Istr, Wanted>,
-    /// By the nodes that it is, or may be, attached to.
+    /// The nodes that it is, or may be, attached to.
     pub attached: BTreeMap<Istr, Attached>,
-    /// That of the last attachment; `None`: it was attached before the start and no pod uses it.
+    /// The spec of the last attachment; `None`: it was attached before the start and no pod uses
+    /// it.
     pub spec: Option<Arc<Spec>>,
     device_path: Istr,
     pub operations: Operations,
 }
 
+/// The pods of one node that want a volume.
 pub(super) struct Wanted {
     pub spec: Arc<Spec>,
     pub pods: BTreeSet<PodRef>,
     pub multi_attach_reported: bool,
 }
 
+/// The attachment of a volume to one node.
 #[derive(Default)]
 pub(super) struct Attached {
     /// `false`: an operation failed half-way, or the attachment was found at the start.
@@ -52,18 +56,20 @@ pub(super) struct Attached {
     pub verify_at: Option<Duration>,
 }
 
+/// A node with volumes, or whose volumes this controller manages.
 #[derive(Default)]
 pub(super) struct Node {
     /// Its kubelet leaves attaching to this controller.
     managed: bool,
     /// It was deleted while pods still wanted volumes on it.
     gone: bool,
-    /// What the kubelet uses, and what has been attached since its status was last seen.
+    /// The volumes that the kubelet uses, and those that were attached since its status was last
+    /// seen.
     in_use: BTreeSet<Istr>,
     /// Volumes that are attached, or may be.
     pub attached: BTreeSet<Istr>,
     wanted: BTreeSet<Istr>,
-    /// What the status lists as attached; `None`: nothing was ever attached.
+    /// The volumes that the status is to list as attached; `None`: nothing was ever attached.
     report: Option<BTreeSet<Istr>>,
     /// Counts the changes of the report, and those that are written.
     changes: u64,
@@ -86,6 +92,7 @@ pub enum Listed {
     Unknown,
 }
 
+/// A pod and the volumes that it wants on its node.
 struct WantingPod {
     uid: Uid,
     node: Istr,
@@ -103,7 +110,8 @@ pub struct Report {
 
 /// Nodes.
 impl StateOfWorld {
-    /// Upstream: `addNodeToDswp`. Returns whether that is new.
+    /// Marks a node as one whose kubelet leaves attaching to this controller. Returns whether it
+    /// was not marked. Upstream: `addNodeToDswp`.
     pub fn manage(&mut self, node: &Istr) -> bool {
         let node = self.nodes.entry(node.clone()).or_default();
         node.gone = false;
@@ -114,8 +122,8 @@ impl StateOfWorld {
         self.nodes.get(node).is_some_and(|node| node.managed)
     }
 
-    /// Replaces the list of volumes in use, which the kubelet of a node reports; returns the
-    /// attached volumes that it adds or removes. Upstream: `SetVolumesMountedByNode`.
+    /// Replaces the list of volumes that the kubelet of a node reports as in use. Returns the
+    /// attached volumes that this adds or removes. Upstream: `SetVolumesMountedByNode`.
     pub fn set_in_use(&mut self, name: &Istr, volumes: &[Istr]) -> Vec<Istr> {
         if volumes.is_empty() && !self.nodes.contains_key(name) {
             return Vec::new();
@@ -132,13 +140,14 @@ impl StateOfWorld {
         changed.filter(|volume| node.attached.contains(*volume)).cloned().collect()
     }
 
+    /// Returns the volumes that are, or may be, attached to a node.
     pub fn attached_to(&self, node: &str) -> Vec<Istr> {
         let node = self.nodes.get(node);
         node.into_iter().flat_map(|node| node.attached.iter().cloned()).collect()
     }
 
-    /// Takes note that a node was added: what is attached to it is written into its status again,
-    /// as the new object may lack the list. Upstream: `SetNodeStatusUpdateNeeded`.
+    /// Records that a node was added. Its attached volumes are written into its status again, as
+    /// the new object may lack the list. Upstream: `SetNodeStatusUpdateNeeded`.
     pub fn record_node_added(&mut self, name: &Istr) {
         let Some(node) = self.nodes.get_mut(name) else { return };
         node.incarnation += 1;
@@ -180,7 +189,8 @@ impl StateOfWorld {
         }
     }
 
-    /// The volume may be mounted on a node that cannot say so: its object is gone.
+    /// Marks the volume as in use on a node whose object is gone, so that it cannot say whether it
+    /// uses it.
     pub fn assume_in_use(&mut self, volume: &Istr, node: &Istr) {
         self.nodes.entry(node.clone()).or_default().in_use.insert(volume.clone());
     }
@@ -212,7 +222,8 @@ impl StateOfWorld {
         wanted.pods.insert(pod.clone())
     }
 
-    /// Forgets what a pod wants, unless `now` is the pod and its node today. Returns the volumes.
+    /// Forgets what a pod wants, unless `now`, the pod's uid and node, are those that are known.
+    /// Returns its volumes.
     pub fn forget_pod(&mut self, key: &ObjectKey, now: Option<(&Uid, &str)>) -> Vec<Istr> {
         let is_same =
             |pod: &WantingPod| now.is_some_and(|(uid, node)| pod.uid == *uid && pod.node == *node);
@@ -272,7 +283,7 @@ impl StateOfWorld {
         volumes
     }
 
-    /// The pods that want `volume` on one of `nodes`.
+    /// Returns the pods that want `volume` on one of `nodes`.
     pub fn pods_on(&self, volume: &str, nodes: &[Istr]) -> Vec<PodRef> {
         let Some(volume) = self.volumes.get(volume) else { return Vec::new() };
         let wanted = nodes.iter().filter_map(|node| volume.wanted.get(node));
@@ -282,8 +293,8 @@ impl StateOfWorld {
 
 /// What is attached.
 impl StateOfWorld {
-    /// Records a volume as attached to a node; one that is `confirmed` is listed in the status of
-    /// the node. Not confirmed: the attachment may have happened. Upstream: `AddVolumeNode`.
+    /// Records a volume as attached to a node. If it is `confirmed`, the status of the node is to
+    /// list it; if not, the attachment may have happened. Upstream: `AddVolumeNode`.
     pub fn add_attached(
         &mut self,
         name: &Istr,
@@ -329,16 +340,18 @@ impl StateOfWorld {
         self.remove_idle_node(node_name);
     }
 
-    /// Whether the volume is attached to the node; `None`: it is not, `false`: perhaps.
+    /// Returns whether the volume's attachment to the node is confirmed; `None` if it is not
+    /// attached.
     pub fn is_attached(&self, volume: &str, node: &str) -> Option<bool> {
         Some(self.volumes.get(volume)?.attached.get(node)?.confirmed)
     }
 
-    /// The volume of a VolumeAttachment that matters here.
+    /// Returns the volume of a VolumeAttachment that matters here.
     pub fn volume_of(&self, attachment: &str) -> Option<Istr> {
         self.attachments.get(attachment).cloned()
     }
 
+    /// Records the volume of an attachment that is to appear, so that its events queue the volume.
     pub(super) fn expect_attachment(&mut self, attachment: &Istr, volume: &Istr) {
         self.attachments.insert(attachment.clone(), volume.clone());
     }
@@ -406,7 +419,8 @@ impl StateOfWorld {
         }
     }
 
-    /// Returns the change with whose writing the list is without the volume.
+    /// Removes a volume from the report of a node. Returns the change of the report: once that is
+    /// written, the status does not list the volume.
     /// Upstream: `RemoveVolumeFromReportAsAttached`.
     pub(super) fn unreport(&mut self, volume: &Istr, name: &Istr) -> u64 {
         let Some(node) = self.nodes.get_mut(name) else { return 0 };
@@ -417,12 +431,13 @@ impl StateOfWorld {
         node.changes
     }
 
-    /// The nodes whose report has changed since the last call.
+    /// Returns the nodes whose report has changed since the last call.
     pub fn take_unwritten(&mut self) -> BTreeSet<Istr> {
         std::mem::take(&mut self.unwritten)
     }
 
-    /// Returns what the status of the node is to list; `None` if it is written.
+    /// Returns the report that is to be written into the status of the node; `None` if it is
+    /// written.
     pub fn unwritten_report(&self, name: &str) -> Option<Report> {
         let node = self.nodes.get(name).filter(|node| node.changes != node.written)?;
         let device_path = |volume: &Istr| {
@@ -436,7 +451,7 @@ impl StateOfWorld {
         Some(Report { change, volumes, listed: node.listed.clone(), incarnation })
     }
 
-    /// The report may be in the status: the answer is lost.
+    /// Records that the report may be in the status: the answer to the write is lost.
     pub fn mark_outcome_unknown(&mut self, name: &str, report: &Report) {
         if let Some(node) =
             self.nodes.get_mut(name).filter(|node| node.incarnation == report.incarnation)
@@ -445,8 +460,8 @@ impl StateOfWorld {
         }
     }
 
-    /// Records that the report is in the status, or that there is no node to write it to. Returns
-    /// the volumes whose detaching waited for that.
+    /// Records that the report is in the status, or that there is no node to write it to
+    /// (`is_there`). Returns the volumes whose detach waited for that.
     pub fn mark_written(&mut self, name: &Istr, report: Report, is_there: bool) -> Vec<Istr> {
         let Some(node) = self.nodes.get_mut(name) else { return Vec::new() };
         node.written = node.written.max(report.change);

@@ -18,6 +18,7 @@ pub struct AssumeCache<T> {
     own: Mutex<HashMap<ObjectKey, Own<T>>>,
 }
 
+/// The answer to one of our writes, and its version.
 struct Own<T> {
     written: Arc<T>,
     at: HistoryVersion,
@@ -28,7 +29,7 @@ impl<T: Object> AssumeCache<T> {
         AssumeCache { lister, own: Mutex::default() }
     }
 
-    /// Keeps the answer to a write.
+    /// Keeps the answer to a write until the cache has it, and returns it.
     pub fn assume(&self, written: T) -> Arc<T> {
         let written = Arc::new(written);
         let at = self.lister.written_at(written.meta().resource_version);
@@ -47,7 +48,7 @@ impl<T: Object> AssumeCache<T> {
         }
     }
 
-    /// The newest known state of an object.
+    /// Returns the newest known state of an object.
     pub fn get(&self, key: &ObjectKey) -> Option<Arc<T>> {
         // Read before the cache, which then holds at least this version.
         let seen = self.lister.seen();
@@ -70,7 +71,7 @@ impl<T: Object> AssumeCache<T> {
         found
     }
 
-    /// Returns the own write of the object, unless the cache is as new.
+    /// Returns our own write of the object, or the cached one if that is as new.
     fn newest(
         &self,
         key: &ObjectKey,

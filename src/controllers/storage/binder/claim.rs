@@ -92,7 +92,8 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
     }
 }
 
-/// The default class: if there are several, the newest, then the first by name.
+/// Returns the default class: if there are several, the newest, then the first by name. Upstream:
+/// `util.GetDefaultClass`.
 /// Upstream: `util.GetDefaultClass`.
 pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
     let defaults = classes.iter().filter(|class| class.is_default());
@@ -119,7 +120,8 @@ fn waiting_event(mut pods: Vec<String>) -> PendingEvent {
     PendingEvent::normal(reason, message)
 }
 
-/// Returns whether the scheduler binds the claims of `class`.
+/// Returns whether the claims of `class` wait for a pod, so that the scheduler chooses their
+/// volumes.
 /// Upstream: `IsDelayBindingMode`.
 pub fn is_delayed(class: Option<&StorageClass>) -> Result<bool, Error> {
     let Some(class) = class else { return Ok(false) };
@@ -133,7 +135,8 @@ pub fn is_delayed(class: Option<&StorageClass>) -> Result<bool, Error> {
 }
 
 impl Binder {
-    /// Brings a claim one step on: binds it, provides a volume, or sets its phase.
+    /// Decides what to do with a claim, and does it: binds it, provides a volume, or sets its
+    /// phase.
     /// Upstream: `syncClaim`.
     pub async fn sync_claim(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
@@ -169,6 +172,7 @@ impl Binder {
         Ok(Next::After(self.period))
     }
 
+    /// Returns the class that the claim names, if it exists.
     fn class_of(&self, claim: &PersistentVolumeClaim) -> Option<Arc<StorageClass>> {
         let name = Some(claim.storage_class()).filter(|name| !name.is_empty())?;
         self.classes.get(&ObjectKey::cluster(name))
@@ -190,7 +194,7 @@ impl Binder {
         Ok(best.map_or(Plan::Provide, Plan::Bind))
     }
 
-    /// Sets the phase Pending, with an event about the reason.
+    /// Sets the phase Pending, and records the event with the reason, if there is one.
     async fn wait(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -202,8 +206,8 @@ impl Binder {
         self.set_claim_status(claim, "Pending", None).await.map(drop)
     }
 
-    /// Provides for a claim that no volume suits: it gets the default class, waits for its
-    /// consumer, or a volume is provisioned for it.
+    /// Takes the next step for a claim that no volume suits: assigns the default class, waits for
+    /// the first consumer, or starts to provision a volume.
     async fn provide(self: &Arc<Self>, claim: &Arc<PersistentVolumeClaim>) -> Result<(), Error> {
         if self.assign_default_class(claim).await? {
             return Ok(());
@@ -249,8 +253,8 @@ impl Binder {
         Ok(true)
     }
 
-    /// Writes the annotation of migration, if it differs. Upstream:
-    /// `updateClaimMigrationAnnotations`.
+    /// Writes the annotation of migration of a claim if it differs, and returns the claim as it is
+    /// then. Upstream: `updateClaimMigrationAnnotations`.
     async fn mark_migrated(
         &self,
         claim: Arc<PersistentVolumeClaim>,

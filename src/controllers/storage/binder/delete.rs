@@ -16,7 +16,7 @@ use crate::controllers::Error;
 use crate::objects::{PersistentVolume, Resource, from_json};
 
 impl Binder {
-    /// Starts the deletion, if it has not been started.
+    /// Starts the deletion of a released volume, unless it runs or has just failed.
     pub fn delete(self: &Arc<Self>, volume: &Arc<PersistentVolume>, plugin: Plugin) {
         let name = format!("delete-{}[{}]", volume.meta.name, volume.meta.uid);
         let (this, volume) = (self.clone(), volume.clone());
@@ -29,7 +29,7 @@ impl Binder {
         });
     }
 
-    /// Deletes a released volume with its content, if the live one is still to be deleted.
+    /// Deletes a released volume with its content, if the live volume is still to be deleted.
     /// Upstream: `deleteVolumeOperation`.
     async fn delete_now(
         &self,

@@ -30,7 +30,8 @@ impl Edit {
     }
 }
 
-/// Binds `volume` to `claim`. Upstream: `GetBindVolumeToClaim`.
+/// Returns the edit that binds `volume` to `claim`; `None` if it is bound to it. Upstream:
+/// `GetBindVolumeToClaim`.
 pub fn bound_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Edit> {
     let annotations = &volume.meta.annotations;
     let by_controller =
@@ -44,7 +45,7 @@ pub fn bound_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) ->
     (annotations.is_some() || !is_bound).then_some(Edit { annotations, spec, ..Edit::default() })
 }
 
-/// Upstream: `reference.GetReference`.
+/// Builds the reference to a claim. Upstream: `reference.GetReference`.
 pub fn reference(claim: &PersistentVolumeClaim) -> Value {
     json!({
         "kind": "PersistentVolumeClaim", "apiVersion": "v1",
@@ -53,7 +54,8 @@ pub fn reference(claim: &PersistentVolumeClaim) -> Value {
     })
 }
 
-/// Removes the claim from `volume`; a volume that a user has reserved stays reserved.
+/// Returns the edit that removes the claim from `volume`. One that a user has reserved for it stays
+/// reserved: only the uid is removed.
 /// Upstream: `unbindVolume`.
 pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
     if volume.meta.annotations.contains_key(BOUND_BY_CONTROLLER) {
@@ -65,7 +67,8 @@ pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
     Edit { forgets_claim_uid: true, ..Edit::default() }
 }
 
-/// Binds `claim` to the volume. Upstream: `bindClaimToVolume`.
+/// Returns the edit that binds `claim` to the volume; `None` if it is bound to it. Upstream:
+/// `bindClaimToVolume`.
 pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> {
     let names_it = *claim.spec.volume_name == *volume;
     let had = &claim.meta.annotations;
@@ -83,8 +86,9 @@ pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> 
     Some(Edit { spec, ..Edit::annotations(annotations) })
 }
 
-/// Returns the fields of a claim's status to set, null to remove, for `phase` and the volume that
-/// it is bound to. `with_classes`: the gate VolumeAttributesClass.
+/// Returns the fields of a claim's status that change for `phase` and the volume that it is bound
+/// to; null removes a field. `None` if none changes. `with_classes`: the gate
+/// VolumeAttributesClass.
 /// Upstream: `updateClaimStatus`.
 ///
 /// # Errors
@@ -120,7 +124,8 @@ pub fn claim_status(
     if status.access_modes.as_deref().unwrap_or_default() != &*volume.spec.access_modes {
         set("accessModes", json!(volume.spec.access_modes));
     }
-    // A capacity that differs later may be intended: a file system that has not grown yet.
+    // Only then: a capacity that differs later may be intended, as a file system that has not grown
+    // yet.
     if is_new {
         let Some(capacity) = volume.spec.capacity else {
             let name = &volume.meta.name;
@@ -146,8 +151,8 @@ pub fn claim_status(
     Ok((!fields.is_empty()).then_some(fields))
 }
 
-/// Returns `annotations` with the CSI driver that replaces the in-tree `provisioner`, or without,
-/// if none does. `None`: unchanged, or no provisioner.
+/// Returns `annotations` with the name of the CSI driver that replaces the in-tree `provisioner`,
+/// or without it if none does. `None`: unchanged, or no provisioner.
 /// Upstream: `updateMigrationAnnotations`.
 pub fn with_migration_annotation(
     annotations: &Labels,
@@ -163,8 +168,9 @@ pub fn with_migration_annotation(
     }
 }
 
-/// Returns the finalizers that a provisioned volume should have, if others than it has: that of the
-/// in-tree plugin with the policy Delete, that of the external provisioner only with one.
+/// Returns the finalizers that a provisioned volume should have; `None` if it has these. An in-tree
+/// plugin's finalizer stays with the policy Delete only; the external provisioner's is removed from
+/// volumes of in-tree plugins.
 /// Upstream: `modifyDeletionFinalizers`.
 pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<String>> {
     let provisioner = meta.annotations.get(PROVISIONED_BY)?;
@@ -187,7 +193,7 @@ pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<Stri
     differs.then_some(finalizers)
 }
 
-/// The status of a volume in `phase`. The server sets the time of the transition.
+/// Builds the status of a volume in `phase`. The server sets the time of the transition.
 pub fn volume_status(volume: &PersistentVolume, phase: &str, message: &str) -> Value {
     let mut status = json!({ "phase": phase });
     for (field, text) in [("message", message), ("reason", &*volume.status.reason)] {

@@ -13,7 +13,7 @@ pub struct Modes(u8);
 impl Modes {
     const KNOWN: [&str; 4] = ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"];
 
-    /// A bit for each known mode; others are ignored.
+    /// Makes the set of the known ones of `modes`.
     pub fn new(modes: &[Istr]) -> Modes {
         let mut bits = 0;
         for (position, known) in Modes::KNOWN.into_iter().enumerate() {
@@ -24,10 +24,12 @@ impl Modes {
         Modes(bits)
     }
 
+    /// Whether all of `others` are in this set.
     pub fn include(self, others: Modes) -> bool {
         self.0 & others.0 == others.0
     }
 
+    /// Returns the key by which volumes with these modes are sorted.
     pub fn rank(self) -> Rank {
         (self.0.count_ones(), self)
     }
@@ -45,6 +47,7 @@ pub struct VolumeGroup {
     pub is_block: bool,
 }
 
+/// A capacity, ordered by its amount.
 #[derive(Clone, Copy, Debug)]
 pub struct Size(pub Quantity);
 
@@ -68,6 +71,7 @@ impl Ord for Size {
     }
 }
 
+/// Where a free volume is in the index.
 #[derive(Clone, Debug, PartialEq)]
 struct Place {
     group: VolumeGroup,

@@ -44,7 +44,7 @@ pub async fn remove(path: String) -> Result<(), String> {
         .await
 }
 
-/// A path that does not exist is removed already.
+/// Removes a directory with its content, or a file. Succeeds if it does not exist.
 fn remove_blocking(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -54,7 +54,8 @@ fn remove_blocking(path: &Path) -> io::Result<()> {
     removed.or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// `/tmp/` and something after it, anywhere in the path, as upstream's expression has it.
+/// Returns whether the path may be removed: it has `/tmp/` and something after it, anywhere, as
+/// upstream's expression has it.
 fn is_ours(path: &str) -> bool {
     let after = path.find("/tmp/").map(|at| &path[at + "/tmp/".len()..]);
     after.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('\n'))

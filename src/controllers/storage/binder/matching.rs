@@ -9,7 +9,7 @@ use crate::objects::{
     ArcStr, ClaimRef, Istr, ObjectKey, PersistentVolume, PersistentVolumeClaim, Quantity, Selector,
 };
 
-/// Volumes by the claim that they name.
+/// Indexes volumes by the claim that they name.
 pub const BY_CLAIM_REF: Index<PersistentVolume> = Index::new("claim-ref", |volume, emit| {
     if let Some(claim) = &volume.spec.claim_ref {
         emit(IndexValue::Key(claim.key()));
@@ -22,7 +22,7 @@ impl ClaimRef {
     }
 }
 
-/// Whether `volume` names `claim`, by its uid or, as long as there is no uid, by its name.
+/// Returns whether `volume` names `claim`, by its uid or, while it has no uid, by its name.
 /// Upstream: `IsVolumeBoundToClaim`.
 pub fn is_bound_to_claim(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     volume.spec.claim_ref.as_ref().is_some_and(|reference| {
@@ -32,16 +32,17 @@ pub fn is_bound_to_claim(volume: &PersistentVolume, claim: &PersistentVolumeClai
     })
 }
 
-/// Block against Filesystem. Upstream: `CheckVolumeModeMismatches`.
+/// Returns whether one is Block and the other Filesystem. Upstream: `CheckVolumeModeMismatches`.
 pub fn modes_differ(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     volume.spec.is_block != claim.spec.is_block
 }
 
+/// Returns the name of a VolumeAttributesClass; empty if there is no name.
 fn attributes_class(name: &Option<Istr>) -> &str {
     name.as_deref().unwrap_or_default()
 }
 
-/// The requirements of a claim.
+/// The requirements of a claim for a volume.
 struct Request<'a> {
     claim: &'a PersistentVolumeClaim,
     selector: Option<Selector>,
@@ -69,7 +70,7 @@ impl<'a> Request<'a> {
         Ok(Request { claim, selector, modes, size: spec.storage.unwrap_or_default() })
     }
 
-    /// The group of the free volumes for the claim.
+    /// Returns the group of the free volumes for the claim.
     fn group(&self) -> VolumeGroup {
         let spec = &self.claim.spec;
         VolumeGroup {
@@ -79,7 +80,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether `volume` suits the claim; it need not be free.
+    /// Whether `volume` meets the claim's requirements, except selector and class; it need not be
+    /// free.
     fn is_suited_by(&self, volume: &PersistentVolume) -> bool {
         let class = |name| attributes_class(name);
         Modes::new(&volume.spec.access_modes).include(self.modes)
@@ -90,7 +92,7 @@ impl<'a> Request<'a> {
             && !volume.meta.is_being_deleted()
     }
 
-    /// Whether `volume` is free and the claim may take it.
+    /// Whether `volume` is free and meets all requirements of the claim.
     fn may_take(&self, volume: &PersistentVolume) -> bool {
         self.is_suited_by(volume)
             && volume.spec.claim_ref.is_none()
@@ -100,9 +102,10 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Finds the volume for `claim`, among the volumes that suit it and have the fewest access modes:
-/// one that names the claim, else the smallest free one. `newest`: returns the newest state of a
-/// volume. `with_classes`: the gate VolumeAttributesClass.
+/// Returns the volume for `claim`: of those that suit it and have the fewest access modes, one that
+/// names the claim, else the smallest free one. `naming`: volumes that may name the claim. `free`:
+/// `None` if it may take no other. `newest`: returns the newest state of a volume. `with_classes`:
+/// the gate VolumeAttributesClass.
 ///
 /// # Errors
 /// When the claim's selector is malformed, or it asks for a VolumeAttributesClass without the gate.
@@ -140,7 +143,7 @@ pub fn best_match(
     Ok(named)
 }
 
-/// Returns why a volume that the claim names does not meet its requirements.
+/// Returns why a volume that the claim names does not meet its requirements; `None` if it does.
 /// Upstream: `checkVolumeSatisfyClaim`.
 pub fn mismatch(
     volume: &PersistentVolume,

@@ -29,7 +29,7 @@ metrics! {
          claim";
 }
 
-/// Counts a claim that is to get the default class.
+/// Counts an attempt to write the default class into a claim.
 pub fn retroactive_class(succeeded: bool) {
     RETROACTIVE.inc();
     if !succeeded {
@@ -55,7 +55,7 @@ impl Timestamps {
         Timestamps { clock, begun: Mutex::default() }
     }
 
-    /// Records the beginning, unless it is recorded already.
+    /// Records the beginning of an operation, unless one of this key is recorded already.
     pub fn begin(&self, key: &str, operation: &'static str, plugin: impl FnOnce() -> String) {
         let mut begun = self.begun.lock();
         if !begun.contains_key(key) {
@@ -64,7 +64,8 @@ impl Timestamps {
         }
     }
 
-    /// Records the duration at a success, or counts a failure. Upstream: `RecordMetric`.
+    /// Records the duration of an operation that succeeded, or counts a failure: then it is
+    /// repeated, and its beginning stays. Upstream: `RecordMetric`.
     pub fn ended(&self, key: &str, succeeded: bool) {
         let mut begun = self.begun.lock();
         let Some(Start { plugin, operation, at }) = begun.get(key) else { return };
@@ -77,6 +78,7 @@ impl Timestamps {
         ERRORS.with_label_values(&[plugin, operation]).inc();
     }
 
+    /// Forgets an operation that is not completed any more.
     pub fn forget(&self, key: &str) {
         self.begun.lock().remove(key);
     }
@@ -95,7 +97,7 @@ pub fn register(volumes: Lister<PersistentVolume>, claims: Lister<PersistentVolu
     });
 }
 
-/// Counts when metrics are read.
+/// Counts the volumes and claims of the caches when metrics are read.
 struct Counts {
     volumes: Lister<PersistentVolume>,
     claims: Lister<PersistentVolumeClaim>,
@@ -145,7 +147,8 @@ impl Counts {
     }
 }
 
-/// Returns the plugin of the volume's source, also where it only mounts.
+/// Returns the name of the plugin of the volume's source, for metrics: also of a plugin that only
+/// mounts.
 /// Upstream: `getPVPluginName`.
 fn plugin_name(volume: &PersistentVolume) -> String {
     let mounting = match volume.spec.source.as_deref() {
@@ -162,6 +165,7 @@ fn plugin_name(volume: &PersistentVolume) -> String {
     known.or(mounting.map(volume_specs::Plugin::name)).unwrap_or("N/A").to_owned()
 }
 
+/// Counts a volume in the first three of [`GAUGES`].
 fn count_volume(counted: &mut Counted, volume: &PersistentVolume) {
     let mut count = |gauge: usize, labels: Vec<String>| {
         *counted[gauge].entry(labels).or_default() += 1;
@@ -172,6 +176,7 @@ fn count_volume(counted: &mut Counted, volume: &PersistentVolume) {
     count(if volume.is_bound() { 1 } else { 2 }, class);
 }
 
+/// Counts a claim in the last two of [`GAUGES`].
 fn count_claim(counted: &mut Counted, claim: &PersistentVolumeClaim) {
     let attributes = claim.spec.volume_attributes_class_name.as_deref().unwrap_or_default();
     let namespace = claim.meta.namespace.to_string();

@@ -114,22 +114,24 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.at_start(move || metrics::register(volumes, claims));
     c.background(move |stop| operations::run(started, stop));
     c.sync_by(WORKERS, volume_queue, &binder, async |this, key| {
-        this.sync_volume(key).await.map_err(routine)
+        this.sync_volume(key).await.map_err(conflict_to_stale)
     });
     c.sync_by(WORKERS, claim_queue, &binder, async |this, key| {
-        this.sync_claim(key).await.map_err(routine)
+        this.sync_claim(key).await.map_err(conflict_to_stale)
     });
     Ok(())
 }
 
-/// Keys that failed back off to at most `period`, after which upstream syncs all keys.
+/// Returns the pace of retries: keys that failed back off to at most `period`, after which upstream
+/// syncs all keys.
 fn queue_policy(period: Duration) -> QueuePolicy {
     let longest = period.max(FIRST_RETRY);
     QueuePolicy::default().limited_by(exponential_failure_rate_limiter(FIRST_RETRY, longest))
 }
 
-/// Users, the scheduler and provisioners write the same objects: a conflict is retried soon.
-fn routine(error: Error) -> Error {
+/// Converts a conflict to [`Error::Stale`], which is retried soon: users, the scheduler and
+/// provisioners write the same objects.
+fn conflict_to_stale(error: Error) -> Error {
     match error.api() {
         Some(conflict) if conflict.is_conflict() => Error::Stale(error.to_string()),
         _ => error,
@@ -137,8 +139,8 @@ fn routine(error: Error) -> Error {
 }
 
 impl Binder {
-    /// Queues a changed volume, and also its claims when the change affects them; keeps the index
-    /// of free volumes.
+    /// Handles a change of a volume: updates the index of free volumes, and queues the volume and
+    /// the claims that the change affects.
     fn observe_volume(&self, change: Change<'_, PersistentVolume>, queue: &Queue, claims: &Queue) {
         let queue_claim = |volume: &PersistentVolume| {
             volume.spec.claim_ref.iter().for_each(|claim| claims.add(claim.key()));
@@ -166,7 +168,7 @@ impl Binder {
         queue.add(change.object().meta.key());
     }
 
-    /// Queues a changed claim, and also the volumes that name it when the change affects them.
+    /// Handles a change of a claim: queues it and the volumes that the change affects.
     fn observe_claim(
         &self,
         change: Change<'_, PersistentVolumeClaim>,

@@ -19,6 +19,7 @@ const MAX_DELAY: Duration = Duration::from_secs(122);
 
 type Work = BoxFuture<'static, ()>;
 
+/// The long operations of the binder by name. [`run`] runs them.
 pub struct Operations {
     clock: SharedClock,
     known: Mutex<HashMap<String, OperationState>>,
@@ -35,10 +36,12 @@ struct OperationState {
 }
 
 impl OperationState {
+    /// Whether the operation may start: it does not run, and its delay has passed.
     fn may_start(self, now: Duration) -> bool {
         !self.is_running && now > self.failed_at + self.delay
     }
 
+    /// Returns the state after a failure, with twice the delay.
     fn failed(self, now: Duration) -> OperationState {
         let delay =
             if self.delay.is_zero() { FIRST_DELAY } else { (self.delay * 2).min(MAX_DELAY) };
@@ -52,7 +55,7 @@ impl OperationState {
 }
 
 impl Operations {
-    /// Operations, and those that have been started, for [`run`].
+    /// Makes the operations, and the receiver of those that are started, for [`run`].
     pub fn new(clock: SharedClock) -> (Arc<Operations>, Receiver<Work>) {
         let (start, started) = async_channel::unbounded();
         (Arc::new(Operations { clock, known: Mutex::default(), start }), started)
@@ -85,8 +88,8 @@ impl Operations {
         let _ = self.start.try_send(Box::pin(work));
     }
 
-    /// Forgets an operation that has succeeded; one that has failed waits before it may start
-    /// again.
+    /// Records the end of an operation: forgets it after a success, and sets its delay after a
+    /// failure.
     fn ended(&self, name: &str, result: Result<(), Error>) {
         let now = self.clock.monotonic();
         let mut known = self.known.lock();

@@ -26,7 +26,7 @@ impl Plugin {
         [Plugin::HostPath, Plugin::Nfs].into_iter().find(|plugin| plugin.name() == name)
     }
 
-    /// The plugin of the volume's source.
+    /// Returns the plugin of the volume's source; `None` if this manager has none.
     pub fn of_volume(volume: &PersistentVolume) -> Option<Plugin> {
         match volume.spec.local? {
             LocalSource::HostPath => Some(Plugin::HostPath),
@@ -36,8 +36,8 @@ impl Plugin {
     }
 }
 
-/// The plugin of the name, where `does` says what it must be able to do; `None` of a name that is
-/// not in-tree.
+/// Returns the in-tree plugin of this name, which must be able to provision and delete; `None` if
+/// the name is not in-tree. `does`: the ability, for the error.
 fn by_name(name: &str, does: &str) -> Result<Option<Plugin>, String> {
     let error = match Plugin::by_name(name) {
         Some(Plugin::HostPath) => return Ok(Some(Plugin::HostPath)),
@@ -48,7 +48,7 @@ fn by_name(name: &str, does: &str) -> Result<Option<Plugin>, String> {
     Err(error)
 }
 
-/// The plugin for `provisioner`; `None`: a provisioner outside of this manager.
+/// Returns the plugin for `provisioner`; `None` if that is outside of this manager.
 pub fn provisioning(provisioner: &str) -> Result<Option<Plugin>, String> {
     if driver_of(provisioner).is_some() {
         return Ok(None);
@@ -75,7 +75,7 @@ pub fn deleting(volume: &PersistentVolume) -> Result<Option<Plugin>, String> {
     Err(format!("error getting deleter volume plugin for volume {name:?}: {error}"))
 }
 
-/// The name of the provisioner of a class; for a migrated plugin, the name of its CSI driver.
+/// Returns the name of a class's provisioner; of a migrated plugin that of its CSI driver.
 pub fn driver_name(provisioner: &str) -> &str {
     driver_of(provisioner).unwrap_or(provisioner)
 }

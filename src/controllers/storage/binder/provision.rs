@@ -25,7 +25,8 @@ const BETWEEN_TRIES: Duration = Duration::from_secs(10);
 const FAILED: &str = "ProvisioningFailed";
 
 impl Binder {
-    /// Starts to provision a volume, if that has not been started.
+    /// Starts to provision a volume for a claim, unless that runs or has just failed. Problems with
+    /// the class are reported by an event.
     pub fn provision(
         self: &Arc<Self>,
         claim: &Arc<PersistentVolumeClaim>,
@@ -99,7 +100,8 @@ impl Binder {
         self.edit_claim(claim, Edit::annotations(annotations)).await
     }
 
-    /// Provisions a volume for a claim: makes a directory and its PersistentVolume.
+    /// Provisions a HostPath volume for a claim: makes a directory and creates its
+    /// PersistentVolume. If that fails for certain, the directory is removed.
     /// Upstream: `provisionClaimOperation`, with the HostPath plugin.
     async fn make_host_path(
         &self,
@@ -175,7 +177,8 @@ impl Binder {
         Ok(())
     }
 
-    /// Returns why the plugin cannot provision: the event's message, and the error.
+    /// Returns why the plugin cannot provision, as the event's message and as the error; `None` if
+    /// it can.
     fn refusal(
         &self,
         claim: &PersistentVolumeClaim,
@@ -204,7 +207,8 @@ impl Binder {
         None
     }
 
-    /// Lets the scheduler choose again. Upstream: `rescheduleProvisioning`.
+    /// Removes the selected node from the claim, so that the scheduler chooses again. Upstream:
+    /// `rescheduleProvisioning`.
     async fn reschedule(&self, claim: &Arc<PersistentVolumeClaim>) {
         let annotations = &claim.meta.annotations;
         if !annotations.contains_key(SELECTED_NODE) {
@@ -216,7 +220,7 @@ impl Binder {
         }
     }
 
-    /// Creates a volume, with a few attempts; success too if it exists.
+    /// Creates a volume, with at most [`TRIES`] attempts; succeeds if it exists.
     ///
     /// # Errors
     /// The last error, and whether the volume may have been created in spite of it.
@@ -241,7 +245,8 @@ impl Binder {
         }
     }
 
-    /// Removes the directory of a volume that could not be created.
+    /// Removes the directory of a volume that could not be created, with at most [`TRIES`]
+    /// attempts.
     async fn remove_directory(&self, path: &str) -> Result<(), String> {
         let mut tries = 0;
         loop {
@@ -254,7 +259,7 @@ impl Binder {
     }
 }
 
-/// Returns the volume for `claim`, of its class, at `path`.
+/// Builds the PersistentVolume for `claim`, of its class, at `path`.
 fn host_path_volume(
     claim: &PersistentVolumeClaim,
     class: &StorageClass,

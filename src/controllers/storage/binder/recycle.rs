@@ -34,6 +34,7 @@ pub struct Recyclers {
     nfs: Recycler,
 }
 
+/// The pod that empties volumes of one plugin, and its time limits.
 struct Recycler {
     template: Value,
     /// The least time of the pod, in seconds.
@@ -70,7 +71,7 @@ impl Recyclers {
     }
 }
 
-/// Returns the pod of the file, or the built-in one.
+/// Reads the template of the pod from the file; the built-in one without a file.
 fn template(path: &str) -> Result<Value, String> {
     if path.is_empty() {
         return Ok(default_template());
@@ -93,7 +94,7 @@ enum Fault {
     NoVolumes,
 }
 
-/// Parses YAML, of which JSON is a part.
+/// Parses a Pod in YAML, of which JSON is a part. It must have a volume.
 fn parse_yaml(text: &[u8]) -> Result<Value, Fault> {
     let pod: Value =
         serde_yaml_ng::from_slice(text).map_err(|error| Fault::Decoding(error.to_string()))?;
@@ -109,7 +110,7 @@ fn parse_yaml(text: &[u8]) -> Result<Value, Fault> {
     }
 }
 
-/// Returns the pod that is used without a file: it removes all files of its volume.
+/// Returns the built-in template: the pod removes all files of its volume.
 /// Upstream: `NewPersistentVolumeRecyclerPodTemplate`.
 fn default_template() -> Value {
     const SCRUB: &str = "test -e /scrub && find /scrub -mindepth 1 -delete && \
@@ -131,7 +132,7 @@ fn default_template() -> Value {
 }
 
 impl Recycler {
-    /// Returns the pod that empties `volume`.
+    /// Builds the pod that empties `volume`.
     /// Upstream: the plugins' `Recycle`.
     fn pod(&self, volume: &Value, plugin: Plugin) -> Value {
         let mut pod = self.template.clone();
@@ -159,7 +160,8 @@ impl Recycler {
         pod
     }
 
-    /// Upstream: `CalculateTimeoutForVolume`.
+    /// Returns how long the pod may run for a volume of this capacity. Upstream:
+    /// `CalculateTimeoutForVolume`.
     fn seconds(&self, capacity: Quantity) -> i64 {
         let gi = capacity.value() / (1 << 30);
         gi.saturating_mul(self.increment).max(self.minimum)
@@ -194,7 +196,7 @@ struct PodEvent {
     message: Option<String>,
 }
 
-/// Returns the end of a pod, if it has ended.
+/// Returns how a pod ended, with the error if it failed; `None` if it still runs.
 fn end_of(pod: PodState) -> Option<Result<(), String>> {
     match pod.status.phase.as_deref() {
         Some("Succeeded") => Some(Ok(())),
@@ -207,7 +209,7 @@ fn end_of(pod: PodState) -> Option<Result<(), String>> {
 }
 
 impl Binder {
-    /// Starts to recycle the volume, if that has not been started.
+    /// Starts to recycle a released volume, unless that runs.
     pub fn recycle(self: &Arc<Self>, volume: &Arc<PersistentVolume>) {
         let name = format!("recycle-{}[{}]", volume.meta.name, volume.meta.uid);
         let (this, volume) = (self.clone(), volume.clone());
@@ -260,7 +262,8 @@ impl Binder {
         self.unbind(&live).await
     }
 
-    /// Runs the pod to its end. Upstream: `RecycleVolumeByWatchingPodUntilCompletion`.
+    /// Empties a volume: runs its recycler's pod to the end, and deletes the pod. Upstream:
+    /// `RecycleVolumeByWatchingPodUntilCompletion`.
     async fn scrub(
         &self,
         volume: &PersistentVolume,
@@ -294,7 +297,8 @@ impl Binder {
         deleted.map_err(|error| format!("failed to delete recycler pod: {}", text(error)))
     }
 
-    /// Records the pod's events as the volume's, until the pod ends.
+    /// Records the pod's events as events of the volume until the pod ends, and returns how it
+    /// ended.
     async fn follow(
         &self,
         volume: &PersistentVolume,
@@ -322,8 +326,8 @@ impl Binder {
     }
 }
 
-/// Watches the pod `key`: returns its observations, and the future that makes them until both
-/// watches have ended.
+/// Watches the pod `key` and its events. Returns the observations, and a future that makes them,
+/// which ends when both watches have ended.
 async fn watch(
     client: &Client,
     key: &ObjectKey,

@@ -46,13 +46,15 @@ fn plan(volume: &PersistentVolume, claim: Option<&PersistentVolumeClaim>) -> Pla
     }
 }
 
-/// Released and Failed stay: the user is to see that something went wrong.
+/// Returns whether the volume is marked as released. Failed counts too and stays: the user is to
+/// see that something failed.
 fn is_released(volume: &PersistentVolume) -> bool {
     matches!(&*volume.status.phase, "Released" | "Failed")
 }
 
 impl Binder {
-    /// Brings a volume one step on: sets its phase, wakes its claim, or releases and reclaims it.
+    /// Decides what to do with a volume, and does it: sets its phase, queues its claim, or releases
+    /// and reclaims it.
     /// Upstream: `syncVolume`.
     pub async fn sync_volume(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(volume) = self.volumes.get(&key) else { return Ok(Next::Done) };
@@ -86,7 +88,7 @@ impl Binder {
         Ok(Next::Done)
     }
 
-    /// A Lost claim may be bound to `volume`, which names it.
+    /// Queues the claim of `volume` if its phase is Lost: it may be bound again.
     fn wake_lost_claim(&self, volume: &PersistentVolume) {
         let Some(key) = volume.spec.claim_ref.as_ref().map(|claim| claim.key()) else { return };
         if self.claims.get(&key).is_some_and(|claim| claim.status.phase == "Lost") {
@@ -94,7 +96,7 @@ impl Binder {
         }
     }
 
-    /// Records the events about a claim and a volume that differ in their mode.
+    /// Records the events about a claim and a volume whose modes differ.
     fn report_modes(&self, volume: &PersistentVolume, claim: &PersistentVolumeClaim) {
         let end = "due to incompatible volumeMode.";
         let (volume_name, claim_name) = (&volume.meta.name, &claim.meta.name);
@@ -108,8 +110,8 @@ impl Binder {
         self.record(claim, PendingEvent::warning("VolumeMismatch", message));
     }
 
-    /// Returns the claim with the name and uid in the volume. The cache may be old: a volume is not
-    /// released while the server still has its claim.
+    /// Returns the claim that the volume names, by name and uid. If the cache lacks it, it is read
+    /// from the API server: a volume is not released while its claim exists there.
     async fn claim_of(
         &self,
         volume: &PersistentVolume,
@@ -133,7 +135,8 @@ impl Binder {
         }
     }
 
-    /// Writes the annotation of migration and the finalizers, if they differ.
+    /// Writes the annotation of migration and the finalizers of a volume if they differ, and
+    /// returns the volume as it is then.
     async fn mark_volume(
         &self,
         volume: Arc<PersistentVolume>,
@@ -154,7 +157,7 @@ impl Binder {
         self.edit_volume(&volume, edit).await.map_err(|error| Error::during(doing, error))
     }
 
-    /// Handles a released volume by its policy. Upstream: `reclaimVolume`.
+    /// Recycles, deletes or keeps a released volume, by its policy. Upstream: `reclaimVolume`.
     async fn reclaim(self: &Arc<Self>, volume: &Arc<PersistentVolume>) -> SyncResult {
         if volume.meta.annotations.get(MIGRATED_TO).is_some_and(|driver| !driver.is_empty()) {
             return Ok(Next::Done);
@@ -187,7 +190,7 @@ impl Binder {
         Ok(Next::After(self.period))
     }
 
-    /// Returns the label of metrics for the plugin that reclaims a volume.
+    /// Returns the name of the plugin that reclaims a volume, for metrics.
     /// Upstream: `getProvisionerNameFromVolume`.
     fn provisioner_name(
         &self,

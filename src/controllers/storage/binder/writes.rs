@@ -45,7 +45,7 @@ struct WithSpec<'a> {
     spec: &'a RawObject,
 }
 
-/// Reads the live object, if it still is `object`.
+/// Reads the live object. Fails as stale if it is not of the version of `object`.
 async fn live<T: BindingObject>(client: &Client, object: &T) -> Result<RawObject, Error> {
     let key = object.meta().key();
     let live: RawObject = client.resource(&T::RESOURCE).get(&key).await?;
@@ -57,7 +57,8 @@ async fn live<T: BindingObject>(client: &Client, object: &T) -> Result<RawObject
     }
 }
 
-/// Replaces metadata and spec of an object: from its cached text, or else from the live object.
+/// Writes an edit of an object, at the version of `object`: from its cached text where that is
+/// sufficient, else from the live object. Returns the answer.
 pub async fn replace<T: BindingObject>(
     client: &Client,
     latest: &AssumeCache<T>,
@@ -122,13 +123,14 @@ impl PendingEvent {
 }
 
 impl Binder {
+    /// Records the event about an object.
     pub fn record<T: Object + Resource>(&self, object: &T, notice: PendingEvent) {
         let PendingEvent { event_type, reason, message } = notice;
         let about = crate::events::ObjectReference::to(object);
         self.recorder.event(&about, event_type, reason, message);
     }
 
-    /// Writes `edit`, and keeps the answer as the newest state.
+    /// Writes `edit` to a volume, and returns the answer, which is kept as its newest state.
     pub async fn edit_volume(
         &self,
         volume: &PersistentVolume,
@@ -139,7 +141,7 @@ impl Binder {
         Ok(written)
     }
 
-    /// Writes `edit`, and keeps the answer as the newest state.
+    /// Writes `edit` to a claim, and returns the answer, which is kept as its newest state.
     pub async fn edit_claim(
         &self,
         claim: &PersistentVolumeClaim,
@@ -148,7 +150,8 @@ impl Binder {
         replace(&self.client, &self.claims, claim, edit).await
     }
 
-    /// Writes the claim's status, unless it is that already. Upstream: `updateClaimStatus`.
+    /// Writes the claim's status for `phase` and `volume`, unless nothing changes, and returns the
+    /// claim as it is then. Upstream: `updateClaimStatus`.
     pub async fn set_claim_status(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -175,8 +178,8 @@ impl Binder {
         Ok(self.claims.assume(written))
     }
 
-    /// Sets the claim's phase and removes its volume; the event is recorded only when that is a
-    /// change. Upstream: `updateClaimStatusWithEvent`.
+    /// Sets the claim's phase Lost and records the event, unless it is Lost already. Upstream:
+    /// `updateClaimStatusWithEvent`.
     pub async fn lose_claim(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -190,7 +193,8 @@ impl Binder {
         Ok(())
     }
 
-    /// Upstream: `updateVolumePhase`.
+    /// Sets the volume's phase if it differs, and returns the volume as it is then. Upstream:
+    /// `updateVolumePhase`.
     pub async fn set_phase(
         &self,
         volume: &Arc<PersistentVolume>,
@@ -199,8 +203,8 @@ impl Binder {
         self.set_phase_with(volume, phase, None).await
     }
 
-    /// Sets the phase as [`Binder::set_phase`] does, with an event, which is recorded only when
-    /// that is a change. Upstream: `updateVolumePhaseWithEvent`.
+    /// Sets the phase as [`Binder::set_phase`] does, and records the event if that is a change. The
+    /// event's message is also the status's. Upstream: `updateVolumePhaseWithEvent`.
     pub async fn set_phase_with(
         &self,
         volume: &Arc<PersistentVolume>,
@@ -241,7 +245,7 @@ impl Binder {
         Ok(())
     }
 
-    /// Upstream: `unbindVolume`.
+    /// Removes the claim from a volume, and makes it available again. Upstream: `unbindVolume`.
     pub async fn unbind(&self, volume: &Arc<PersistentVolume>) -> Result<(), Error> {
         let freed = self.edit_volume(volume, edits::unbound_volume(volume)).await?;
         self.set_phase(&freed, "Available").await?;
@@ -249,7 +253,7 @@ impl Binder {
     }
 }
 
-/// Sets fields; null removes one.
+/// Returns `status` with these fields set; null removes one.
 fn with_fields(
     mut status: RawObject,
     fields: Map<String, Value>,

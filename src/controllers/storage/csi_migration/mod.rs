@@ -16,17 +16,17 @@ const MIGRATED: [(&str, &str, InTreeKind); 7] = [
     ("kubernetes.io/portworx-volume", "pxd.portworx.com", InTreeKind::Portworx),
 ];
 
-/// The CSI driver of an in-tree plugin; `None` of one that is not migrated.
+/// Returns the CSI driver of an in-tree plugin; `None` if it is not migrated.
 pub fn driver_of(plugin: &str) -> Option<&'static str> {
     MIGRATED.iter().find(|(name, ..)| *name == plugin).map(|(_, driver, _)| *driver)
 }
 
-/// The CSI driver of an in-tree kind of volumes; `None` of one that is not migrated.
+/// Returns the CSI driver of an in-tree kind of volumes; `None` if it is not migrated.
 pub fn driver_of_kind(kind: InTreeKind) -> Option<&'static str> {
     MIGRATED.iter().find(|(.., known)| *known == kind).map(|(_, driver, _)| *driver)
 }
 
-/// The migrated in-tree plugin of a volume's source, and its CSI driver.
+/// Returns the migrated in-tree plugin of a volume's source, and its CSI driver.
 pub fn plugin_of(volume: &PersistentVolume) -> Option<(&'static str, &'static str)> {
     let Some(VolumeSource::InTree { kind, .. }) = volume.spec.source.as_deref() else {
         return None;

@@ -26,7 +26,7 @@ pub struct MigratedInline {
     pub spec: Value,
 }
 
-/// A field that is text; empty if it is absent.
+/// Returns a field that is text; empty if it is absent.
 fn text<'a>(fields: &'a Value, name: &str) -> &'a str {
     fields[name].as_str().unwrap_or_default()
 }
@@ -60,7 +60,7 @@ pub fn of_volume(
     Some(MigratedVolume { driver: driver(kind)?, handle })
 }
 
-/// The access modes for the driver. The in-tree plugin of GCE treated ReadWriteMany as
+/// Returns the access modes for the driver. The in-tree plugin of GCE treated ReadWriteMany as
 /// ReadWriteOnce. Upstream: `backwardCompatibleAccessModes`.
 pub fn access_modes(kind: InTreeKind, volume: &PersistentVolume) -> Vec<&str> {
     let modes: Vec<&str> = volume.spec.access_modes.iter().map(|mode| mode.as_str()).collect();
@@ -165,7 +165,7 @@ pub fn of_inline(
 /// The placeholder for a project or zone that only the driver knows.
 const UNKNOWN: &str = "UNSPECIFIED";
 
-/// The volume's own id, from `vol-1` or `aws://zone/vol-1`.
+/// Returns the volume's own id, from `vol-1` or `aws://zone/vol-1`; `None` if it has another form.
 /// Upstream: `KubernetesVolumeIDToEBSVolumeID`.
 fn aws_volume(id: &str) -> Option<&str> {
     let Some(url) = id.strip_prefix("aws://") else { return Some(id) };
@@ -175,12 +175,13 @@ fn aws_volume(id: &str) -> Option<&str> {
     (volume.starts_with("vol-") && !volume.contains('/')).then_some(volume)
 }
 
+/// Returns the URI of a managed disk; `None` for other kinds of disks, which are not migrated.
 fn managed_azure_disk(fields: &Value) -> Option<&str> {
     let is_managed = fields["kind"].as_str().is_none_or(|k| k.eq_ignore_ascii_case("managed"));
     is_managed.then(|| text(fields, "diskURI"))
 }
 
-/// Returns the handle of a share.
+/// Builds the handle of an Azure file share.
 /// Upstream: `TranslateInTreePVToCSI` of Azure File.
 fn azure_file(group: &str, fields: &Value, volume: &str, namespace: &str) -> String {
     let secret = text(fields, "secretName");
@@ -196,7 +197,8 @@ fn azure_file(group: &str, fields: &Value, volume: &str, namespace: &str) -> Str
     format!("{group}#{account}#{share}#{volume}#{namespace}")
 }
 
-/// Returns the handle of a disk, by the zones in the volume's labels.
+/// Builds the handle of a GCE disk, with the zone or the region in the volume's labels; `None` if
+/// the zones are of several regions.
 /// Upstream: `TranslateInTreePVToCSI` of GCE.
 fn gce_disk(disk: &str, volume: &PersistentVolume) -> Option<String> {
     let label = |name| volume.meta.labels.get(name).filter(|zones| !zones.is_empty());

@@ -25,14 +25,19 @@ const CONDITIONS: [&str; 4] =
 #[derive(Clone, Debug, Default)]
 struct State {
     wanted: Quantity,
+    /// The capacity in the claim's status.
     has: Quantity,
+    /// The capacity in the volume's spec.
     volume: Quantity,
+    /// The size that an earlier step has set out to reach.
     allocated: Option<Quantity>,
+    /// The progress: one of the constants above, or empty.
     status: String,
     /// Whether the volume has the annotation of an expansion that the node has not confirmed.
     is_marked: bool,
 }
 
+/// The control plane's next step of an expansion.
 #[derive(Debug, PartialEq)]
 enum Step {
     Nothing,
@@ -43,7 +48,7 @@ enum Step {
 }
 
 impl State {
-    /// Reads what the live objects say about the expansion.
+    /// Reads the sizes and the progress of an expansion from the live claim and volume.
     fn read(claim: &Value, volume: &Value) -> State {
         let amount = |of: &Value, path: &str| {
             of.pointer(path).and_then(Value::as_str).and_then(|text| text.parse().ok())
@@ -59,7 +64,7 @@ impl State {
         }
     }
 
-    /// Decides what the control plane does next, by the progress that the claim's status shows.
+    /// Decides the next step of the control plane, by the progress that the claim's status shows.
     fn next_step(&self) -> Step {
         let is_complete =
             self.has.compare(self.wanted).is_ge() && self.has.compare(self.volume).is_ge();
@@ -89,14 +94,14 @@ fn conditions_patch(claim: &Value, new: Option<Value>, keeps_others: bool) -> Ve
     let known = claim.pointer("/status/conditions").and_then(Value::as_array);
     let known = known.map(Vec::as_slice).unwrap_or_default();
     let is = |condition: &Value, new: &Value| condition["type"] == new["type"];
-    let goes = |condition: &&Value| {
+    let is_obsolete = |condition: &&Value| {
         !keeps_others
             && CONDITIONS.iter().any(|name| condition["type"] == *name)
             && new.as_ref().is_none_or(|new| !is(condition, new))
     };
     let mut patch: Vec<Value> = known
         .iter()
-        .filter(goes)
+        .filter(is_obsolete)
         .map(|condition| json!({ "type": condition["type"], "$patch": "delete" }))
         .collect();
     patch.extend(new.filter(|new| {
@@ -105,12 +110,13 @@ fn conditions_patch(claim: &Value, new: Option<Value>, keeps_others: bool) -> Ve
     patch
 }
 
+/// Makes the error of a step: `what` failed.
 fn step_error(what: &str, error: Error) -> Error {
     Error::other(format!("error {what}: {}", error.message()))
 }
 
 impl Expander {
-    /// Does the control plane's part of the expansion of the volume of `claim`.
+    /// Takes the control plane's next step of the expansion of the volume of `claim`.
     pub(super) async fn expand(&self, claim: &PersistentVolumeClaim) -> Result<(), Error> {
         let start = self.clock.monotonic();
         let volumes = self.client.resource(&PersistentVolume::RESOURCE);
@@ -141,7 +147,8 @@ impl Expander {
         })
     }
 
-    /// Expands the volume to `size`, and marks each stage in the claim's status.
+    /// Records the new size of a volume, and marks each stage in the claim's status. The kubelet
+    /// does the work, unless it is a block volume.
     async fn expand_to(
         &self,
         claim: &PersistentVolumeClaim,
@@ -221,7 +228,7 @@ impl Expander {
         })
     }
 
-    /// A condition that is true from now on.
+    /// Builds a condition that is true from now on.
     fn condition(&self, name: &str, message: Option<&str>) -> Value {
         let mut condition = json!({
             "type": name, "status": "True", "lastTransitionTime": self.clock.now().to_string(),
@@ -232,7 +239,7 @@ impl Expander {
         condition
     }
 
-    /// Patches a volume, with upstream's text of an error.
+    /// Patches a volume; an error has upstream's text.
     async fn patch_volume(&self, volume: &Value, patch: Value) -> Result<(), Error> {
         let name = volume["metadata"]["name"].as_str().unwrap_or_default();
         let volumes = self.client.resource(&PersistentVolume::RESOURCE);
@@ -244,7 +251,8 @@ impl Expander {
         })
     }
 
-    /// Patches the status at the version of `live`; `driver` becomes the claim's resizer.
+    /// Patches the claim's status at the version of `live`, and returns the claim. `driver` becomes
+    /// the claim's resizer.
     async fn patch_claim(
         &self,
         live: &Value,

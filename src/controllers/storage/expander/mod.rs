@@ -52,11 +52,12 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
+/// Compares two amounts; an absent one is zero.
 fn compare(a: Option<Quantity>, b: Option<Quantity>) -> std::cmp::Ordering {
     a.unwrap_or_default().compare(b.unwrap_or_default())
 }
 
-/// Whether the user asks for more, or a file system has grown.
+/// Returns whether an update of a claim asks for more storage, or its capacity has grown.
 fn has_grown(old: &PersistentVolumeClaim, new: &PersistentVolumeClaim) -> bool {
     compare(new.spec.storage, old.spec.storage).is_gt()
         || compare(new.status.capacity, old.status.capacity).is_gt()
@@ -89,7 +90,7 @@ fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Plan {
     }
 }
 
-/// Whether the volume is bound to this very claim.
+/// Returns whether the volume names this very claim, by its uid.
 fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     volume.spec.claim_ref.as_ref().is_some_and(|reference| {
         reference.namespace == claim.meta.namespace && reference.uid == claim.meta.uid
@@ -97,8 +98,8 @@ fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool
 }
 
 impl Expander {
-    /// Has the volume of a claim that asks for more storage expanded, by a driver or by this
-    /// controller.
+    /// Starts the expansion of a claim that asks for more storage: by its driver, which an event
+    /// names, or by the status for the kubelet.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let name = ObjectKey::cluster(&claim.spec.volume_name);
@@ -157,7 +158,7 @@ impl Expander {
         })
     }
 
-    /// Upstream: `PatchPVCStatus`.
+    /// Patches the status of a claim, and returns the claim. Upstream: `PatchPVCStatus`.
     async fn patch_status(&self, key: &ObjectKey, patch: Value) -> Result<Value, Error> {
         let verbs = self.client.resource(&PersistentVolumeClaim::RESOURCE).subresource("status");
         verbs.patch(key, &Patch::StrategicMerge(patch)).await.map_err(|error| {

@@ -49,6 +49,7 @@ impl Conflict {
     }
 }
 
+/// The volumes that pods use, and the conflicts between the uses.
 #[derive(Default)]
 pub struct VolumeUses {
     volumes: HashMap<Istr, Volume>,
@@ -65,8 +66,8 @@ struct Volume {
 }
 
 impl VolumeUses {
-    /// Adds the use of a volume by a pod, and returns the conflicts that it causes, unless it is
-    /// known already.
+    /// Adds the use of a volume by a pod, in place of an earlier one. Returns the conflicts that it
+    /// causes, in both directions; none if the same use is known already.
     /// Upstream: `VolumeCache.AddVolume`.
     pub fn add(
         &mut self,
@@ -127,12 +128,13 @@ impl VolumeUses {
         }
     }
 
+    /// Returns the pods that use volumes of a CSI driver.
     pub fn pods_of_driver(&self, driver: &str) -> Vec<ObjectKey> {
         let volumes = self.volumes.values().filter(|volume| volume.driver == *driver);
         volumes.flat_map(|volume| volume.pods.keys().cloned()).collect()
     }
 
-    /// Each once, even if it is about several volumes.
+    /// Returns all conflicts, each once even if it is about several volumes.
     pub fn conflicts(&self) -> BTreeSet<Conflict> {
         self.volumes.values().flat_map(|volume| volume.conflicts.iter().cloned()).collect()
     }
@@ -145,8 +147,9 @@ impl Volume {
     }
 }
 
-/// A user, role or type that is empty becomes the node's default, which is not known here; an empty
-/// level stays empty. Upstream: `ControllerSELinuxTranslator.Conflicts`.
+/// Returns whether two labels conflict. A user, role or type that is empty becomes the node's
+/// default, which is not known here, and conflicts with nothing; an empty level stays empty.
+/// Upstream: `ControllerSELinuxTranslator.Conflicts`.
 fn labels_conflict(one: &str, other: &str) -> bool {
     let parts = |label: &str| -> [String; 4] {
         let mut parts = label.splitn(4, ':').map(str::to_owned);

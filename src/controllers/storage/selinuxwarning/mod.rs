@@ -105,6 +105,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
+/// Queues the pods whose volumes name `claim`.
 fn queue_users(pods: &Lister<SelinuxPod>, claim: &ObjectKey, queue: &Queue) {
     for pod in pods.by_index(&BY_CLAIM, &IndexValue::Key(claim.clone())) {
         queue.add(pod.meta.key());
@@ -166,7 +167,8 @@ impl SelinuxWarning {
         }
     }
 
-    /// The spec of a volume; `None`: it has no labels, or its plugin does not support them.
+    /// Returns the spec of a claim's volume: an error if it is not bound yet; `None` if it has no
+    /// labels, or its plugin does not support them.
     fn spec_of_claim(&self, pod: &SelinuxPod, claim: &ClaimVolume) -> Option<Result<Spec, Error>> {
         let Some(bound) = self.resolver.volume_of_claim(&pod.meta, claim) else {
             let text = format!("the claim of volume {} is not bound", claim.volume);
@@ -176,7 +178,8 @@ impl SelinuxWarning {
         spec.filter(|spec| spec.plugin != Plugin::Flex).map(Ok)
     }
 
-    /// See [`SelinuxWarning::spec_of_claim`].
+    /// Returns the spec of an inline volume; `None` if it has no labels, or its plugin does not
+    /// support them.
     fn spec_of_inline(pod: &SelinuxPod, inline: &InlineVolume) -> Option<Spec> {
         let spec = of_inline(inline, &pod.meta.namespace)?;
         let is_ephemeral =
@@ -197,7 +200,7 @@ impl SelinuxWarning {
             }
     }
 
-    /// The events of conflicts.
+    /// Records an event for each conflict.
     fn report(&self, conflicts: &[Conflict]) {
         for conflict in conflicts {
             // A conflict with a deleted pod does not exist any more.
@@ -207,8 +210,8 @@ impl SelinuxWarning {
     }
 }
 
-/// How a pod uses a volume if all its containers mount it with `label`. Upstream:
-/// `GetMountSELinuxLabel`, `syncVolume`.
+/// Returns how a pod uses a volume that all its containers mount with `label`: with the label, or
+/// with files that are relabelled recursively. Upstream: `GetMountSELinuxLabel`, `syncVolume`.
 fn decide(label: Istr, policy: Option<&Istr>, supports_mount: bool) -> VolumeUse {
     let is_recursive = policy.is_some_and(|policy| *policy == RECURSIVE);
     if is_recursive || !supports_mount || label.is_empty() {
