@@ -16,14 +16,14 @@ use crate::objects::{
 
 const FIELD_MANAGER: &str = "clusterrole-aggregation-controller";
 
-/// An index of the roles that aggregate others: all have one value.
+/// Indexes the roles that aggregate others; all have one value.
 const AGGREGATING: Index<ClusterRole> = Index::new("aggregating", |role, emit| {
     if role.aggregation_rule.is_some() {
         emit(aggregating_value());
     }
 });
 
-/// The one value of [`AGGREGATING`].
+/// Returns the one value of [`AGGREGATING`].
 fn aggregating_value() -> IndexValue {
     IndexValue::Text(Istr::default())
 }
@@ -62,7 +62,7 @@ impl Aggregation {
         Ok(Next::Done)
     }
 
-    /// Sets the rules of the role; other fields are kept.
+    /// Applies the rules of the role; other fields are kept.
     async fn apply(&self, key: &ObjectKey, rules: &[PolicyRule]) -> SyncResult {
         let resource = ClusterRole::RESOURCE;
         let mut body = json!({
@@ -89,7 +89,7 @@ impl Aggregation {
     }
 }
 
-/// Returns the rules of all of `roles` that `rule` selects, each once: selector by selector, role
+/// Returns the rules of those of `roles` that `rule` selects, each once: selector by selector, role
 /// by role in the order of their names. The role `own_name` adds nothing to itself.
 fn aggregate_rules(
     own_name: &str,

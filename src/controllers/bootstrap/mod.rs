@@ -9,7 +9,7 @@ use crate::cache::{Lister, Scope};
 use crate::controllers::Controller;
 use crate::objects::{BootstrapToken, Resource};
 
-/// The Secrets that hold bootstrap tokens. No other Secret is read.
+/// Returns a Lister of the Secrets that hold bootstrap tokens. No other Secret is read.
 fn token_lister(c: &mut Controller) -> Lister<BootstrapToken> {
     c.lister_of(Scope {
         namespace: Some("kube-system".to_owned()),

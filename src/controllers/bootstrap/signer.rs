@@ -76,8 +76,8 @@ impl Signer {
     }
 }
 
-/// Returns `data` with the signatures by these tokens, and by no others; `None` when nothing
-/// changes, or nothing is to be signed. `secrets`: by token id.
+/// Returns `data` with signatures by these tokens and by no others; `None` if nothing changes, or
+/// there is no content to sign. `secrets`: the secret of each token id.
 fn with_signatures(data: &Labels, secrets: &BTreeMap<&str, &[u8]>) -> Option<Labels> {
     let Some(content) = data.get(CONTENT_KEY) else {
         log::debug!("No key in ConfigMap key={CONTENT_KEY:?} configMap=\"{NAMESPACE}/{NAME}\"");
@@ -92,7 +92,8 @@ fn with_signatures(data: &Labels, secrets: &BTreeMap<&str, &[u8]>) -> Option<Lab
     if new_data == *data { None } else { Some(new_data) }
 }
 
-/// A compact JWS without its payload (RFC 7515, appendix F), by HMAC-SHA256.
+/// Signs `content`: returns a compact JWS without its payload (RFC 7515, appendix F), by
+/// HMAC-SHA256. Upstream: `jws.ComputeDetachedSignature`.
 /// Upstream: `jws.ComputeDetachedSignature`.
 fn detached_jws(content: &str, id: &str, secret: &[u8]) -> String {
     let header = json!({ "alg": "HS256", "kid": id }).to_string();

@@ -39,7 +39,7 @@ pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
     }
 }
 
-/// Returns the id and the secret of a token that may sign now.
+/// Returns the id and the secret of a token; `None` if it may not sign now.
 /// Upstream: `validateSecretForSigning`.
 pub fn id_and_secret_for_signing(token: &BootstrapToken, now: Timestamp) -> Option<(&str, &[u8])> {
     let (name, data) = (&*token.meta.name, &token.data);

@@ -32,8 +32,8 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Deletes an expired token, or comes back when it expires. A delete that fails is logged and
-    /// not retried, as upstream: an expired token is useless.
+    /// Deletes an expired token, or queues it again for when it expires. A delete that fails is
+    /// logged and not retried, as upstream: an expired token is useless.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(token) = self.tokens.get(&key) else { return Ok(Next::Done) };
         match token::expiration(&token, self.clock.now()) {

@@ -41,7 +41,8 @@ pub fn statuses_by_entry(statuses: &[ResourceClaimStatus]) -> ClaimStatuses<'_> 
 }
 
 impl<'a> ClaimName<'a> {
-    /// Finds the name of the claim of `entry`, by the status that names it.
+    /// Resolves the claim of `entry`: the name in the entry itself, or the one that its status has
+    /// for a claim from a template.
     /// Upstream: `Name`, `NameFromPodGroup`.
     pub fn resolve(entry: &'a PodResourceClaim, statuses: &ClaimStatuses<'a>) -> ClaimName<'a> {
         if let Some(name) = &entry.resource_claim_name {
@@ -65,7 +66,7 @@ impl<'a> ClaimName<'a> {
         self.name().is_some_and(|own| own == name)
     }
 
-    /// The name of the claim, if it is known.
+    /// Returns the name of the claim, if it is known.
     pub fn name(self) -> Option<&'a Istr> {
         match self {
             ClaimName::UserCreated(name) | ClaimName::Generated(name) => Some(name),
@@ -74,8 +75,8 @@ impl<'a> ClaimName<'a> {
     }
 }
 
-/// A pod's claims: those of its spec, in its order, and the one that the scheduler made for its
-/// extended resources.
+/// Returns a pod's claims: those of its spec, in its order, then the one that the scheduler made
+/// for its extended resources.
 pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
     let statuses = statuses_by_entry(pod.resource_claims());
     let entries = pod.spec.shape.resource_claims.iter();
@@ -88,13 +89,13 @@ pub fn has_claims(pod: &Pod) -> bool {
     claims_of(pod).next().is_some()
 }
 
-/// The key of the pod's PodGroup, if it names one.
+/// Returns the key of the pod's PodGroup; `None` if it names none.
 pub fn group_key(pod: &Pod) -> Option<ObjectKey> {
     let group = &pod.spec.shape.pod_group;
     if group.is_empty() { None } else { Some(ObjectKey::new(&pod.meta.namespace, group)) }
 }
 
-/// Pods by their PodGroup.
+/// Indexes pods by their PodGroup.
 pub const PODS_BY_GROUP: Index<Pod> = Index::new("podGroupMembers", |pod, add| {
     if let Some(group) = group_key(pod) {
         add(IndexValue::Key(group));
@@ -131,14 +132,14 @@ pub fn check_is_for_group(group: &PodGroup, claim: &ResourceClaim) -> Result<(),
     }
 }
 
-/// The error that `claim` was generated for another object than `user`.
+/// Makes the error that `claim` was generated for another object than `user`.
 fn not_created_for(claim: &ResourceClaim, kind: &str, user: &Meta, why: &str) -> Error {
     let (claim, user) = (claim.meta.key(), user.key());
     Error::other(format!("ResourceClaim {claim} was not created for {kind} {user} ({why})"))
 }
 
-/// Whether a claim is reserved for the pod or, with `group_claims`, for its PodGroup. A pod does
-/// not know the uid of its PodGroup. Upstream: `IsReservedForPod`.
+/// Returns whether a claim is reserved for the pod or, with `group_claims`, for its PodGroup, which
+/// is compared by name: a pod does not know its uid. Upstream: `IsReservedForPod`.
 pub fn is_reserved_for(pod: &Pod, claim: &ResourceClaim, group_claims: bool) -> bool {
     let group = &pod.spec.shape.pod_group;
     claim.status.reserved_for.iter().any(|consumer| {
@@ -164,7 +165,8 @@ pub enum Consumer {
     PodGroup,
 }
 
-/// Returns the consumer of an entry's claim: the PodGroup, if it has the same entry, else the pod.
+/// Returns for whom an entry's claim is reserved: for the PodGroup if it has the same entry, else
+/// for the pod.
 /// Upstream: `BindTo`.
 pub fn consumer_of(
     pod: &Pod,
@@ -191,7 +193,7 @@ fn is_supported(entry: &PodResourceClaim) -> bool {
     entry.resource_claim_name.is_some() || entry.resource_claim_template_name.is_some()
 }
 
-/// The error that an entry of the object with this metadata has an unknown form.
+/// Makes the error that an entry of the object with this metadata has an unknown form.
 fn unsupported(kind: &str, meta: &Meta, entry: &PodResourceClaim) -> Error {
     let text = format!("{kind} {} claim {}: {UNSUPPORTED}", meta.key(), entry.name);
     Error::other(text)

@@ -105,7 +105,8 @@ impl SliceRetries {
 }
 
 impl PoolStatus {
-    /// Answers the request, or deletes it when it has expired.
+    /// Answers a request that has no status yet, or deletes it if it has expired. Sets the timer
+    /// for its expiry.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(request) = self.requests.get(&key) else {
             self.slice_retries.lock().remove(&key);
@@ -129,7 +130,8 @@ impl PoolStatus {
         Ok(Next::Done)
     }
 
-    /// Writes the pools into the status of the request.
+    /// Computes the pools that a request asks for, and writes them into its status. While slices
+    /// are missing, fails so that it is retried, a few times.
     async fn write_answer(
         &self,
         key: &ObjectKey,
@@ -164,7 +166,7 @@ impl PoolStatus {
     }
 }
 
-/// Returns when a request is deleted; `None` if its time of creation is not known.
+/// Returns when a request expires; `None` if the time that counts is not known.
 /// Upstream: `shouldDeleteRequest`.
 fn expiry(request: &ResourcePoolStatusRequest) -> Option<Timestamp> {
     let created = request.meta.creation_timestamp;
@@ -193,7 +195,8 @@ struct Pool {
 }
 
 impl Pool {
-    /// Returns why the devices cannot be counted; `None` if all slices of the pool are known.
+    /// Returns why the devices of the pool cannot be counted, in a text for users; `None` if all
+    /// its slices are known.
     fn incomplete_error(&self) -> Option<String> {
         let Pool { driver, name, generation, slices, expected_slices, .. } = self;
         if slices >= expected_slices {
@@ -207,7 +210,7 @@ impl Pool {
         Some(text)
     }
 
-    /// Returns the entry of the pool in the status of a request.
+    /// Builds the entry of the pool in the status of a request.
     fn to_json(&self) -> Value {
         let mut pool = json!({
             "driver": self.driver, "poolName": self.name, "generation": self.generation,
@@ -292,12 +295,12 @@ impl PoolSummary {
         PoolSummary { count, pools: pools.into_values().take(limit).collect() }
     }
 
-    /// The number of pools whose slices are not all known.
+    /// Returns the number of pools whose slices are not all known.
     fn count_incomplete(&self) -> usize {
         self.pools.iter().filter(|pool| pool.incomplete_error().is_some()).count()
     }
 
-    /// Returns the status of the request.
+    /// Builds the status of the request.
     fn status_json(&self, now: Timestamp) -> Value {
         let mut message = format!("Calculated status for {} pools", self.pools.len());
         let incomplete = self.count_incomplete();

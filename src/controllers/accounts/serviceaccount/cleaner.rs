@@ -60,7 +60,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Cleaner {
-    /// Takes the next step for each unused token.
+    /// Marks or deletes the tokens that are long unused, unless uses were not recorded for long
+    /// enough. Runs every [`INTERVAL`].
     async fn clean(self: Arc<Self>) -> Result<(), Error> {
         let now = self.clock.now();
         let tracking: Value = self
@@ -89,7 +90,7 @@ impl Cleaner {
         Ok(())
     }
 
-    /// Takes the next step for an unused token, unless a pod names its Secret.
+    /// Takes the next step for an unused token, unless a pod names its Secret: then it stays.
     async fn clean_secret(
         &self,
         secret: &TokenSecret,
@@ -103,8 +104,9 @@ impl Cleaner {
         self.carry_out(cutoff.next_step(secret), secret).await
     }
 
-    /// Returns the Secrets that the pods of a namespace name. They are read from the API server
-    /// when they are needed, which is rare, so that cached pods need not hold them.
+    /// Returns the names of the Secrets that the pods of a namespace use. The pods are read from
+    /// the API server once a pass, when they are needed, which is rare, so that cached pods need
+    /// not hold these names.
     async fn mounted_secrets<'a>(
         &self,
         namespace: &Istr,
@@ -119,7 +121,7 @@ impl Cleaner {
         Ok(&by_namespace[namespace])
     }
 
-    /// Writes the step: a label, or the deletion of the Secret if it has not changed.
+    /// Carries out a step: sets the label, or deletes the Secret if it has not changed.
     async fn carry_out(&self, step: Step, secret: &TokenSecret) -> client::Result<()> {
         let (meta, key) = (&secret.meta, secret.meta.key());
         match step {
@@ -168,8 +170,8 @@ struct Cutoff {
 }
 
 impl Cutoff {
-    /// Computes the times before which a token counts as unused. `None`: the time since
-    /// `tracked_since` is too short to decide.
+    /// Computes the times before which a token counts as unused; `None` if uses are recorded for
+    /// too short a time, since `tracked_since`.
     fn new(
         tracked_since: &str,
         now: Timestamp,
@@ -187,8 +189,8 @@ impl Cutoff {
         Ok(Some(Cutoff { today: format_date(now), time, date: format_date(time) }))
     }
 
-    /// Returns whether this token was generated for its account, `account`, before the limit, and
-    /// has not been used since.
+    /// Returns whether this token was generated for `account`, its account, before the cutoff and
+    /// has not been used since. `false` if a label is malformed.
     fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
         let meta = &secret.meta;
         let is_new = meta.creation_timestamp.is_some_and(|created| created >= self.time);
@@ -209,7 +211,7 @@ impl Cutoff {
         })
     }
 
-    /// The next step for a token that is unused.
+    /// Returns the next step for a token that is unused.
     fn next_step(&self, secret: &TokenSecret) -> Step {
         let since =
             secret.meta.labels.get(INVALID_SINCE).filter(|since| parse_date(since).is_some());
@@ -221,12 +223,12 @@ impl Cutoff {
     }
 }
 
-/// The beginning of a day that is written as `2006-01-02`; no other form is accepted.
+/// Parses a date of the form `2006-01-02` to the beginning of that day.
 fn parse_date(text: &str) -> Option<Timestamp> {
     format!("{text}T00:00:00Z").parse().ok()
 }
 
-/// The date of `time`, as `2006-01-02`.
+/// Formats the date of `time` as `2006-01-02`.
 fn format_date(time: Timestamp) -> String {
     time.to_string().chars().take_while(|character| *character != 'T').collect()
 }

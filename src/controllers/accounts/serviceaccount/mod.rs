@@ -11,7 +11,7 @@ use crate::cache::{Lister, Scope};
 use crate::controllers::Controller;
 use crate::objects::{Resource, TokenSecret};
 
-/// The Secrets that hold tokens. No other Secret is read.
+/// Returns a Lister of the Secrets that hold tokens. No other Secret is read.
 fn token_secrets(c: &mut Controller) -> Lister<TokenSecret> {
     let only = format!("type={}", TokenSecret::TYPE);
     c.lister_of(Scope { field_selector: Some(only), ..Scope::all(TokenSecret::RESOURCE) })

@@ -49,7 +49,7 @@ struct SecretKey {
 }
 
 impl SecretKey {
-    /// The key of the account that the Secret is for.
+    /// Returns the key of the account that the Secret is for.
     fn account(&self) -> ObjectKey {
         ObjectKey { namespace: self.secret.namespace.clone(), name: (*self.account).into() }
     }
@@ -138,8 +138,8 @@ impl Tokens {
         }
     }
 
-    /// Fills a Secret, or deletes it if its account does not exist. A Secret that does not exist
-    /// any more is removed from its account.
+    /// Fills a Secret, or deletes it if its account does not exist. If the Secret is gone, removes
+    /// its reference from the account.
     async fn sync_secret(self: Arc<Self>, key: SecretKey) -> SyncResult {
         let secret = self.secrets.get(&key.secret).filter(|secret| secret.meta.uid == key.uid);
         let Some(secret) = secret else {
@@ -160,7 +160,7 @@ impl Tokens {
         }
     }
 
-    /// The account, if it has this uid. An empty uid matches any.
+    /// Returns the account from the cache if it has this uid. An empty uid matches any.
     fn cached_account(&self, key: &ObjectKey, uid: &Uid) -> Option<Arc<ServiceAccount>> {
         self.accounts.get(key).filter(|account| uid.is_empty() || account.meta.uid == *uid)
     }
@@ -191,7 +191,7 @@ impl Tokens {
         }
     }
 
-    /// Adds the missing data to the Secret, unless the cache lags behind.
+    /// Adds the missing data to the live Secret, if it is of the cached version.
     async fn fill(&self, account: &ServiceAccount, cached: &TokenSecret) -> SyncResult {
         if !self.token_data.is_incomplete(cached) {
             return Ok(Next::Done);
@@ -213,7 +213,7 @@ impl Tokens {
         }
     }
 
-    /// Removes the reference to the Secret from the account.
+    /// Removes the reference to a deleted Secret from its account, with retries after conflicts.
     async fn remove_reference(&self, key: &SecretKey) -> client::Result<()> {
         let account = key.account();
         let mut attempt = 1;
@@ -235,8 +235,8 @@ impl Tokens {
     }
 }
 
-/// Removes the Secret from the list of the account, if the account has this uid. Returns whether
-/// that changed anything.
+/// Removes the Secret from the list in `account`, if that has this uid. Returns whether that
+/// changed anything.
 fn remove_secret_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool {
     let live_uid = account["metadata"]["uid"].as_str().unwrap_or_default();
     if !uid.is_empty() && *uid != Uid::new(live_uid) {
@@ -253,7 +253,7 @@ fn remove_secret_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool
 /// The data that is the same in each Secret, and the key that signs tokens.
 struct TokenData {
     signer: Signer,
-    /// In base64; empty without a root CA.
+    /// The root CA in base64; empty if there is none.
     root_ca: Istr,
 }
 
@@ -269,8 +269,8 @@ impl TokenData {
         self.lacks_root_ca(secret) || !data.has_namespace || !data.has_token
     }
 
-    /// Adds the missing data to `live`, if it is a Secret of this version. `false`: nothing is
-    /// missing, or it has changed.
+    /// Adds the missing data to `live`, if it is a Secret of this version. Returns `false` if
+    /// nothing is missing, or it has changed.
     fn add_missing(
         &self,
         live: &mut Value,

@@ -35,8 +35,8 @@ struct CachedConsumer<'a> {
     is_done: bool,
 }
 
-/// Decides about the reservation of the consumer with this uid. `is_deleted`: its deletion was
-/// observed.
+/// Decides from the cache whether the reservation of the consumer with this uid ends. `is_deleted`:
+/// its deletion was observed.
 fn decide_reservation(
     uid: &Uid,
     is_deleted: bool,
@@ -60,7 +60,7 @@ struct Plan {
     removes_finalizer: bool,
 }
 
-/// Decides the writes when the reservations for the consumers `ended_uids` end.
+/// Plans the writes to a claim when the reservations for the consumers `ended_uids` end.
 ///
 /// A claim is deallocated when its last reservation ends. A claim that had no reservation keeps its
 /// allocation, since it may be allocated before it is reserved, unless it is being deleted.
@@ -86,7 +86,8 @@ fn plan(claim: &ResourceClaim, ended_uids: &[&Uid]) -> Plan {
 }
 
 impl ResourceClaims {
-    /// Ends the reservations of consumers that are gone or done, and deallocates an unused claim.
+    /// Removes the reservations of consumers that are gone or done, and deallocates an unused
+    /// claim. One that was generated for a pod that will not run is deleted.
     pub(super) async fn sync_claim(&self, key: &ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
         let (mut ended_uids, mut next) = (Vec::new(), Next::Done);
@@ -113,8 +114,9 @@ impl ResourceClaims {
         Ok(next)
     }
 
-    /// Decides about the reservation for `consumer`. One for a consumer of an unknown kind stays.
-    /// `Unseen`: the API server has the consumer, and the cache does not.
+    /// Decides whether the reservation for `consumer` ends; one for a consumer of an unknown kind
+    /// stays. A consumer that the cache lacks is read from the API server: `Unseen` if it exists
+    /// there.
     async fn reservation(
         &self,
         namespace: &str,

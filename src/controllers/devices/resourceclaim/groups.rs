@@ -10,13 +10,13 @@ use crate::controllers::{Error, Next, Queue, SyncResult};
 use crate::events::{EventType, ObjectReference};
 use crate::objects::{ArcStr, ObjectKey, PodGroup, PodResourceClaim, Resource};
 
-/// PodGroups by the claims that they use.
+/// Indexes PodGroups by the claims that they use.
 pub(super) const BY_CLAIM: Index<PodGroup> = Index::new("podGroupResourceClaim", |group, add| {
     for name in claim_names(group).filter_map(ClaimName::name) {
         add(IndexValue::Key(ObjectKey::new(&group.meta.namespace, name)));
     }
 });
-/// PodGroups by the templates of their claims.
+/// Indexes PodGroups by the templates of their claims.
 pub(super) const BY_TEMPLATE: Index<PodGroup> =
     Index::new("podGroupResourceClaimTemplate", |group, add| {
         let entries = group.spec.resource_claims.iter();
@@ -25,7 +25,7 @@ pub(super) const BY_TEMPLATE: Index<PodGroup> =
         }
     });
 
-/// The claims of the PodGroup's entries.
+/// Returns the claims of the PodGroup's entries.
 fn claim_names(group: &PodGroup) -> impl Iterator<Item = ClaimName<'_>> {
     let statuses = statuses_by_entry(&group.status.resource_claim_statuses);
     group.spec.resource_claims.iter().map(move |entry| ClaimName::resolve(entry, &statuses))
@@ -44,7 +44,7 @@ impl ResourceClaims {
         self.queue_members(group, queue);
     }
 
-    /// Queues the PodGroup if it needs a sync, and its pods.
+    /// Queues the PodGroup if a claim of it is missing, and its pods.
     pub(super) fn group_changed(&self, group: &PodGroup, queue: &Queue<Key>) {
         if group.spec.resource_claims.is_empty() {
             return;
@@ -62,7 +62,8 @@ impl ResourceClaims {
         }
     }
 
-    /// Whether a claim of the PodGroup is missing. Upstream: `podGroupNeedsWork`.
+    /// Returns whether a claim of the PodGroup is missing, so that a sync creates or reports it.
+    /// Upstream: `podGroupNeedsWork`.
     fn group_needs_work(&self, group: &PodGroup) -> bool {
         claim_names(group).any(|name| match name {
             ClaimName::NotGenerated | ClaimName::Unsupported => true,

@@ -40,7 +40,8 @@ pub fn count_creation(succeeded: bool, admin_access: bool, group: &str, kind: &s
     CREATED_FOR.with_label_values(&[admin_access, group, kind, status]).inc();
 }
 
-/// Exports the number of claims in `lister`, counted whenever the metrics are read.
+/// Exports the number of claims in `lister` as a metric, which is counted whenever the metrics are
+/// read.
 pub fn export_claim_count(lister: &Lister<ResourceClaim>) {
     *CLAIMS.lock() = Some(lister.clone());
 }
@@ -94,8 +95,8 @@ impl Collector for ClaimCollector {
     }
 }
 
-/// Returns the values of the labels: whether it is allocated, whether it has admin access, and its
-/// source.
+/// Returns the values of a claim's labels in the metric: whether it is allocated, whether it has
+/// admin access, and its source.
 fn claim_labels(claim: &ResourceClaim) -> [&'static str; 3] {
     let annotation = |name: &str| claim.meta.annotations.get(name).unwrap_or_default();
     let source = if annotation(EXTENDED) == "true" {

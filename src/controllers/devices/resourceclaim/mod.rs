@@ -28,7 +28,7 @@ const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 /// The field manager of this controller's applies.
 const FIELD_MANAGER: &str = "ResourceClaimController";
 
-/// Claims by the pod or PodGroup that they were generated for, and its entry.
+/// Indexes claims by the pod or PodGroup that they were generated for, and its entry.
 const BY_OWNER: Index<ResourceClaim> = Index::new("claimOwner", index_by_owner);
 
 /// Sets up the controller `resourceclaim-controller`.
@@ -113,12 +113,12 @@ impl fmt::Display for Key {
     }
 }
 
-/// The value of [`BY_OWNER`] for an entry of an owner.
+/// Returns the value of [`BY_OWNER`] for an entry of an owner.
 fn owner_entry_value(owner: &Uid, entry: &str) -> IndexValue {
     IndexValue::Text(format!("{owner}/{entry}").into())
 }
 
-/// The function of [`BY_OWNER`].
+/// Adds the value of a claim to [`BY_OWNER`], if it was generated for a pod or PodGroup.
 fn index_by_owner(claim: &ResourceClaim, add: &mut dyn FnMut(IndexValue)) {
     let owner = claim.meta.controller();
     if let Some(owner) = owner.filter(|owner| is_owner_of_claims(&owner.api_version, &owner.kind)) {

@@ -18,13 +18,13 @@ use crate::objects::{
     PodResourceClaim, Resource, ResourceClaim, ResourceClaimStatus, ResourceType,
 };
 
-/// Pods by the claims that they use.
+/// Indexes pods by the claims that they use.
 pub(super) const BY_CLAIM: Index<Pod> = Index::new("podResourceClaim", |pod, add| {
     for name in claims_of(pod).filter_map(ClaimName::name) {
         add(IndexValue::Key(ObjectKey::new(&pod.meta.namespace, name)));
     }
 });
-/// Pods by the templates of their claims.
+/// Indexes pods by the templates of their claims.
 pub(super) const BY_TEMPLATE: Index<Pod> = Index::new("podResourceClaimTemplate", |pod, add| {
     let entries = pod.spec.shape.resource_claims.iter();
     for name in entries.filter_map(|entry| entry.resource_claim_template_name.as_ref()) {
@@ -32,7 +32,7 @@ pub(super) const BY_TEMPLATE: Index<Pod> = Index::new("podResourceClaimTemplate"
     }
 });
 
-/// Whether no container of it runs or will run. Upstream: `isPodDone`.
+/// Returns whether no container of the pod runs or will run. Upstream: `isPodDone`.
 pub(super) fn is_done(pod: &Pod) -> bool {
     pod.is_terminal() || pod.meta.is_being_deleted() && pod.spec.node_name.is_empty()
 }
@@ -46,7 +46,8 @@ impl ResourceClaims {
         }
     }
 
-    /// Queues the pod if it needs a sync, and its claims if it does not need them.
+    /// Queues the pod if a claim of it is to be created or reserved; if the pod is done, queues its
+    /// claims instead.
     pub(super) fn pod_changed(&self, pod: &Pod, queue: &Queue<Key>) {
         if !has_claims(pod) {
             return;
@@ -108,8 +109,8 @@ impl ResourceClaims {
         claim.status.allocation.is_some() && !is_reserved_for(pod, claim, self.has_groups())
     }
 
-    /// The PodGroup of the pod, if claims are shared with PodGroups. An error when the pod names
-    /// one that is missing.
+    /// Returns the PodGroup of the pod; `None` if it names none, or claims are not shared with
+    /// PodGroups. An error if the pod names one that is missing.
     fn group_of(&self, pod: &Pod) -> Result<Option<Arc<PodGroup>>, Error> {
         match &self.groups {
             Some(groups) => find_group(groups, pod),
@@ -153,8 +154,8 @@ impl ResourceClaims {
         Ok(Next::Done)
     }
 
-    /// Creates the claim of an entry if necessary, and returns its name if the pod's status lacks
-    /// it.
+    /// Creates the claim of a pod's entry if necessary, and returns its name if the pod's status
+    /// lacks it.
     async fn ensure_claim(
         &self,
         pod: &Pod,
@@ -212,7 +213,7 @@ impl ResourceClaims {
         })
     }
 
-    /// Applies `resourceClaimStatuses` of a pod or PodGroup.
+    /// Applies `resourceClaimStatuses` in the status of a pod or PodGroup; succeeds if it is gone.
     pub(super) async fn apply_claim_statuses<T: Resource>(
         &self,
         meta: &Meta,
@@ -232,7 +233,8 @@ impl ResourceClaims {
         }
     }
 
-    /// Reserves the entry's claim where the scheduler did not: for pods that were given a node.
+    /// Reserves the claim of a pod's entry for its consumer if the scheduler did not: for pods that
+    /// were created with a node.
     async fn reserve(
         &self,
         pod: &Pod,
@@ -297,7 +299,7 @@ pub(super) fn find_group(
     )))
 }
 
-/// The error of a write to the claim with this metadata. A conflict means that the cache lags
+/// Makes the error of a write to the claim with this metadata. A conflict means that the cache lags
 /// behind another write, often by this controller.
 pub(super) fn stale_if_conflict(meta: &Meta, error: crate::client::Error) -> Error {
     match error.is_conflict() {
@@ -306,7 +308,7 @@ pub(super) fn stale_if_conflict(meta: &Meta, error: crate::client::Error) -> Err
     }
 }
 
-/// Returns an owner reference without `blockOwnerDeletion`.
+/// Builds a controller's owner reference without `blockOwnerDeletion`.
 pub(super) fn owner_reference(resource: &ResourceType, meta: &Meta) -> OwnerReference {
     OwnerReference {
         api_version: resource.api_version().into(),
@@ -318,7 +320,8 @@ pub(super) fn owner_reference(resource: &ResourceType, meta: &Meta) -> OwnerRefe
     }
 }
 
-/// The entry of `reservedFor` for a pod or PodGroup. Upstream: `ResourceClaimConsumerReference`.
+/// Builds the entry of `reservedFor` for a pod or PodGroup. Upstream:
+/// `ResourceClaimConsumerReference`.
 fn consumer_reference<T: Resource>(meta: &Meta) -> Value {
     let mut reference = json!({
         "resource": T::RESOURCE.plural, "name": &*meta.name, "uid": meta.uid,
@@ -329,15 +332,16 @@ fn consumer_reference<T: Resource>(meta: &Meta) -> Value {
     reference
 }
 
-/// The patch that appends a consumer to `reservedFor`.
+/// Builds the patch that appends a consumer to `reservedFor`.
 fn reservation_patch(claim: &ResourceClaim, consumer: Value) -> Value {
     let old = claim.status.reserved_for.iter().map(|consumer| json!({ "uid": consumer.uid }));
     let order: Vec<Value> = old.chain([json!({ "uid": consumer["uid"] })]).collect();
     json!({ "$setElementOrder/reservedFor": order, "reservedFor": [consumer] })
 }
 
-/// Returns the statuses of all entries with a template: `new_names`, which has the names of entries
-/// and of their claims, and else the old ones. An apply removes entries that it does not contain.
+/// Returns the statuses of all entries with a template: with the claim's name from `new_names`
+/// (pairs of entry and claim), else the old status. All are there, because an apply removes entries
+/// that it does not contain.
 pub(super) fn merge_statuses(
     entries: &[PodResourceClaim],
     old_statuses: &[ResourceClaimStatus],

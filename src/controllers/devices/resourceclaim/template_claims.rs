@@ -14,7 +14,8 @@ use crate::objects::{
     ResourceClaimSpec, ResourceClaimTemplate, Uid, from_json,
 };
 
-/// Leaves room for a hyphen and five random characters in a name of 63.
+/// The longest prefix of a name: leaves room for a hyphen and five random characters in a name of
+/// 63.
 const MAX_BASE_LENGTH: usize = 57;
 
 /// Finds the claims that were generated for an owner, and creates missing ones.
@@ -28,6 +29,7 @@ pub struct ClaimCreator {
     unseen: Mutex<Vec<UnseenClaim>>,
 }
 
+/// A claim that was created and that the cache may lack.
 struct UnseenClaim {
     owner: Uid,
     entry: Istr,
@@ -51,9 +53,9 @@ impl ClaimCreator {
         }
     }
 
-    /// Returns the name of the claim that was generated for the entry `entry` of the owner, if
-    /// there is one. A manager that ends between the creation and the write of the status leaves
-    /// such a claim.
+    /// Returns the name of the claim that was generated for the owner's entry `entry`; `None` if
+    /// there is none. It may be missing in the owner's status, if a manager ended between the two
+    /// writes.
     pub fn find(&self, owner: &Uid, entry: &str) -> Option<ArcStr> {
         // Read before the index: a claim that is removed from `unseen` until then is in the index.
         let unseen = {
@@ -70,7 +72,7 @@ impl ClaimCreator {
         }
     }
 
-    /// The new claims, without those that the cache has seen by now.
+    /// Locks the list of new claims, and drops those that the cache has seen by now.
     fn lock_unseen(&self) -> parking_lot::MutexGuard<'_, Vec<UnseenClaim>> {
         let mut unseen = self.unseen.lock();
         let seen_version = self.claims.seen();
@@ -136,7 +138,7 @@ struct NewClaim<'a> {
     spec: Option<&'a RawValue>,
 }
 
-/// Returns the metadata of a new claim of an owner's entry.
+/// Builds the metadata of a new claim for an owner's entry.
 fn claim_metadata(
     owner_meta: &Meta,
     owner: &OwnerReference,

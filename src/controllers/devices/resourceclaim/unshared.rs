@@ -24,7 +24,7 @@ pub(super) enum UnsharedClaims {
 }
 
 impl UnsharedClaims {
-    /// The rule for this release and these feature gates.
+    /// Chooses the rule for this release and these feature gates.
     pub fn new(c: &mut Controller) -> UnsharedClaims {
         if c.options().release() < Release::V1_37 || c.feature(GROUP_CLAIMS) {
             UnsharedClaims::Allowed
@@ -35,7 +35,7 @@ impl UnsharedClaims {
         }
     }
 
-    /// PodGroups that are read to decide.
+    /// Returns the PodGroups that are read to decide, if any.
     pub fn groups(&self) -> Option<&Lister<PodGroup>> {
         match self {
             UnsharedClaims::ByGroup(groups) => Some(groups),

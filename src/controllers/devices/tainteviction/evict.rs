@@ -15,7 +15,8 @@ const DISRUPTION: &str = "DisruptionTarget";
 const REASON: &str = "DeletionByDeviceTaintManager";
 const MESSAGE: &str = "Device Taint manager: deleting due to NoExecute taint";
 
-/// Returns the patch that sets the pod's condition DisruptionTarget; `None` when it is set already.
+/// Returns the patch that sets the pod's condition DisruptionTarget; `None` if it is set for this
+/// reason already.
 fn disruption_patch(pod: &Value, now: Timestamp) -> Option<Value> {
     let conditions = pod["status"]["conditions"].as_array();
     let old = conditions.into_iter().flatten().find(|old| old["type"] == DISRUPTION);
@@ -36,7 +37,8 @@ fn disruption_patch(pod: &Value, now: Timestamp) -> Option<Value> {
 }
 
 impl TaintEviction {
-    /// Deletes the pod, unless it is gone or being deleted already.
+    /// Evicts a pod that is due: deletes it, and records that in metrics and for the statuses of
+    /// the rules. A pod that is gone is only removed from the due ones.
     pub(super) async fn evict(&self, id: &ObjectId, eviction: &Eviction) -> Result<(), Error> {
         let has_evicted = match self.announce_and_delete(id).await {
             Err(Error::Api(error)) if error.is_not_found() => false,
@@ -67,8 +69,8 @@ impl TaintEviction {
         Ok(())
     }
 
-    /// Sets the condition of the pod, and deletes it. Returns `false` if the pod did not exist. A
-    /// pod that is being deleted counts as evicted, as upstream.
+    /// Sets the condition of the live pod, and deletes it. Returns `false` if the pod did not
+    /// exist. A pod that is being deleted already counts as evicted, as upstream.
     async fn announce_and_delete(&self, id: &ObjectId) -> Result<bool, Error> {
         let pods = self.client.resource(&Pod::RESOURCE);
         let pod: Value = pods.get(&id.key).await?;
@@ -103,7 +105,7 @@ impl TaintEviction {
         self.recorder.event(&about, EventType::Normal, "DeviceTaintManagerEviction", message);
     }
 
-    /// The number of pods that were evicted because of the rule.
+    /// Returns the number of pods that were evicted because of the rule.
     pub(super) fn evicted_by(&self, rule: &Uid) -> u64 {
         self.state.lock().evicted_by.get(rule).copied().unwrap_or(0)
     }

@@ -54,7 +54,7 @@ impl Eviction {
         self
     }
 
-    /// The reasons, for the log.
+    /// Formats the reasons for the log.
     pub fn reasons_text(&self) -> String {
         let reasons: Vec<String> = self.reasons.iter().map(Reason::to_string).collect();
         reasons.join(", ")
@@ -98,8 +98,8 @@ fn tolerates(toleration: &DeviceToleration, taint: &DeviceTaint) -> bool {
         && value_matches
 }
 
-/// Returns the eviction of the users of an allocated device because of the device's taints. Taints
-/// with other effects do not count.
+/// Returns when and why the users of an allocated device are evicted because of these taints;
+/// `None` if they tolerate them. Taints with other effects do not count.
 /// Upstream: `claimEvictionTime`.
 pub fn eviction_by_taints<'a>(
     device: &AllocatedDevice,
@@ -138,13 +138,14 @@ pub fn selector_matches(
     })
 }
 
-/// The newest slices of a pool: those of the highest generation.
+/// Returns the slices of a pool that have its highest generation.
 pub fn newest_slices(slices: &[Arc<ResourceSlice>]) -> impl Iterator<Item = &Arc<ResourceSlice>> {
     let generation = slices.iter().map(|slice| slice.spec.pool.generation).max();
     slices.iter().filter(move |slice| Some(slice.spec.pool.generation) == generation)
 }
 
-/// Collects the taints of effect NoExecute of the devices in these slices, by the device's name.
+/// Returns the taints of effect NoExecute of the devices in the newest of these slices, by the
+/// device's name.
 pub fn evicting_taints(slices: &[Arc<ResourceSlice>]) -> BTreeMap<Istr, Vec<DeviceTaint>> {
     let mut found: BTreeMap<Istr, Vec<DeviceTaint>> = BTreeMap::new();
     for SliceDevice { name, taints } in newest_slices(slices).flat_map(|slice| &slice.spec.devices)

@@ -32,9 +32,9 @@ use crate::objects::{
     ResourceClaim, ResourceSlice, Timestamp, Uid,
 };
 
-/// Slices by the pool that they belong to.
+/// Indexes slices by the pool that they belong to.
 const SLICES_BY_POOL: Index<ResourceSlice> = Index::new("pool", |slice, add| add(pool_of(slice)));
-/// Allocated claims by the pools of their devices.
+/// Indexes allocated claims by the pools of their devices.
 const CLAIMS_BY_POOL: Index<ResourceClaim> = Index::new("allocatedPool", |claim, add| {
     let Some(Allocation(devices)) = &claim.status.allocation else { return };
     for (at, device) in devices.iter().enumerate() {
@@ -140,12 +140,12 @@ impl fmt::Display for Key {
     }
 }
 
-/// The value of a pool in the indices.
+/// Returns the value of a pool in the indices.
 fn pool_value(driver: &str, pool: &str) -> IndexValue {
     IndexValue::Text(Istr::from(format!("{driver}/{pool}")))
 }
 
-/// The value of a slice's pool in the indices.
+/// Returns the value of a slice's pool in the indices.
 fn pool_of(slice: &ResourceSlice) -> IndexValue {
     pool_value(&slice.spec.driver, &slice.spec.pool.name)
 }
@@ -222,7 +222,8 @@ impl TaintEviction {
         }
     }
 
-    /// Queues the users of the devices whose taints changed in the pool of `slice`.
+    /// Queues the users of the devices whose taints changed in the pool of `slice`. `known`: the
+    /// taints of each pool at its last change, which this updates.
     fn pool_changed(&self, slice: &ResourceSlice, known: &mut EvictingTaints) {
         let pool = pool_of(slice);
         let new = evicting_taints(&self.slices.by_index(&SLICES_BY_POOL, &pool));
@@ -248,7 +249,8 @@ impl TaintEviction {
         }
     }
 
-    /// Queues the rule, and the users of the devices that it selects or has selected.
+    /// Handles a change of a rule: queues its status, and the users of the devices that it selects
+    /// or selected before.
     fn rule_changed(&self, change: &Change<'_, DeviceTaintRule>) {
         let (old, new): (Option<&DeviceTaintRule>, Option<&DeviceTaintRule>) = match change {
             Change::Added { new, .. } => (None, Some(new)),
@@ -293,7 +295,8 @@ impl TaintEviction {
         }
     }
 
-    /// Evicts the pod, or plans or cancels its eviction.
+    /// Evicts the pod if it is due, else sets a timer for its eviction, or cancels that if no taint
+    /// asks for it.
     async fn sync_pod(&self, id: ObjectId) -> SyncResult {
         let pod = self.pods.get(&id.key).filter(|pod| pod.meta.uid == id.uid);
         let eviction = pod.as_ref().and_then(|pod| self.pod_eviction(pod, &self.evicting_rules()));
@@ -329,19 +332,20 @@ impl TaintEviction {
         }
     }
 
-    /// The rules with the effect NoExecute.
+    /// Returns the rules with the effect NoExecute.
     fn evicting_rules(&self) -> Vec<Arc<DeviceTaintRule>> {
         let mut rules = self.rules.as_ref().map(Lister::list).unwrap_or_default();
         rules.retain(|rule| rule.spec.taint.effect == NO_EXECUTE);
         rules
     }
 
-    /// All slices of a pool, also those of older generations.
+    /// Returns all slices of a pool, those of older generations too.
     fn slices_of(&self, driver: &str, pool: &str) -> Vec<Arc<ResourceSlice>> {
         self.slices.by_index(&SLICES_BY_POOL, &pool_value(driver, pool))
     }
 
-    /// Returns the eviction of the pod by the taints of all devices of all its claims.
+    /// Returns when and why the pod is evicted, by the taints of all devices of all its claims;
+    /// `None` if it is not.
     /// Upstream: `podEvictionTime`, without the claim for extended resources.
     fn pod_eviction(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
         if pod.spec.node_name.is_empty() {
@@ -370,7 +374,8 @@ impl TaintEviction {
         eviction
     }
 
-    /// Returns the eviction of the users of an allocated device.
+    /// Returns when and why the users of an allocated device are evicted: by the taints of its
+    /// slice, or of rules that select it.
     fn device_eviction(
         &self,
         device: &AllocatedDevice,

@@ -28,7 +28,7 @@ struct Counts {
     allocated_devices: usize,
 }
 
-/// Returns whether the condition is true, its reason and its message.
+/// Returns a rule's condition: whether it is true, its reason and its message.
 /// Upstream: `maybeUpdateRuleStatus`.
 fn rule_condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static str, String) {
     let count_of = |n: usize, singular: &str, plural: &str| match n {
@@ -74,7 +74,7 @@ fn rule_condition(effect: &str, counts: Counts, evicted: u64) -> (bool, &'static
 }
 
 impl TaintEviction {
-    /// Writes the condition of a rule, at most once in [`PERIOD`].
+    /// Writes the condition of a rule if it changes, at most once in [`PERIOD`].
     pub(super) async fn sync_rule(&self, id: &ObjectId) -> SyncResult {
         let rule = self.rules.as_ref().and_then(|rules| rules.get(&id.key));
         let Some(rule) = rule.filter(|rule| rule.meta.uid == id.uid) else {
@@ -139,7 +139,8 @@ impl TaintEviction {
         }
     }
 
-    /// Counts the consequences of the rule, or those it would have with the effect NoExecute.
+    /// Counts the pods that the rule evicts. With the effect None counts those that it would evict,
+    /// and the devices that it selects.
     fn count_consequences(&self, rule: &DeviceTaintRule) -> Counts {
         match rule.spec.taint.effect.as_str() {
             NO_EXECUTE => self.count_affected(rule, &self.evicting_rules()),
@@ -171,7 +172,8 @@ impl TaintEviction {
         Counts { pods, namespaces: namespaces.len(), ..Counts::default() }
     }
 
-    /// Counts the published and the allocated devices that the rule selects.
+    /// Counts the devices that the rule selects. Returns the number of published ones, and that of
+    /// allocated ones.
     fn count_selected(&self, rule: &DeviceTaintRule) -> (usize, usize) {
         let selector = rule.spec.device_selector.as_ref();
         let mut pools: BTreeSet<(Istr, Istr)> = BTreeSet::new();
