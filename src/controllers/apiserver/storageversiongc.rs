@@ -59,7 +59,8 @@ fn is_identity_lease(lease: &Meta) -> bool {
     lease.labels.get(key) == Some(value)
 }
 
-/// Whether an entry belongs to a server without a lease.
+/// Returns whether an entry of the StorageVersion belongs to an API server without an identity
+/// lease in the cache.
 fn names_server_without_lease(
     version: &StorageVersion,
     leases: &Lister<PartialObjectMetadata>,
@@ -76,7 +77,8 @@ struct StorageVersions {
 }
 
 impl StorageVersions {
-    /// Removes the server whose lease was deleted. Upstream: `processDeletedLease`.
+    /// Removes the API server whose lease was deleted from all StorageVersions, unless it has a
+    /// lease again. Upstream: `processDeletedLease`.
     async fn sync_lease(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         if self.live_lease(&key.name).await?.is_some() {
             return Ok(Next::Done);
@@ -97,7 +99,8 @@ impl StorageVersions {
         }
     }
 
-    /// Removes the servers that have no lease. Upstream: `syncStorageVersion`.
+    /// Removes the API servers that have no lease from one StorageVersion. Upstream:
+    /// `syncStorageVersion`.
     async fn sync_version(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let live: Value = match self.client.resource(&StorageVersion::RESOURCE).get(&key).await {
             Err(error) if error.is_not_found() => return Ok(Next::Done),
@@ -127,8 +130,8 @@ impl StorageVersions {
         }
     }
 
-    /// Writes `live` without the servers that do not exist any more, or deletes it when no server
-    /// remains.
+    /// Writes the StorageVersion `live` without the servers for which `is_gone` holds, or deletes
+    /// it if no server remains.
     async fn remove_servers(
         &self,
         mut live: Value,
@@ -157,7 +160,7 @@ impl StorageVersions {
     }
 }
 
-/// The ids of the API servers in the status of a StorageVersion.
+/// Returns the ids of the API servers in the status of a StorageVersion.
 fn server_ids(version: &Value) -> impl Iterator<Item = &str> {
     let entries = version["status"]["storageVersions"].as_array();
     entries.into_iter().flatten().filter_map(|entry| entry["apiServerID"].as_str())
@@ -171,7 +174,7 @@ enum Edit {
     Delete,
 }
 
-/// Removes the entries of servers that do not exist any more, and computes `commonEncodingVersion`
+/// Removes the entries of servers for which `is_gone` holds, and computes `commonEncodingVersion`
 /// and the condition `AllEncodingVersionsEqual` again. Returns how the object is to be written.
 /// Upstream: `updateOrDeleteStorageVersion`, `SetCommonEncodingVersion`.
 fn prune_servers(version: &mut Value, is_gone: impl Fn(&str) -> bool, now: Timestamp) -> Edit {

@@ -253,7 +253,7 @@ fn remove_secret_reference(account: &mut Value, uid: &Uid, secret: &str) -> bool
 /// The data that is the same in each Secret, and the key that signs tokens.
 struct TokenData {
     signer: Signer,
-    /// The root CA in base64; empty if there is none.
+    /// The root CA in base64; empty if no root CA is known.
     root_ca: Istr,
 }
 

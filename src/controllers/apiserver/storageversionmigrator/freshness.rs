@@ -13,7 +13,8 @@ const FAKE_NAME: &str = "@fake:svm_ns!";
 const VERBS: [&str; 3] = ["update", "patch", "list"];
 
 impl Migrator {
-    /// Records the newest version of the resource in the status of a migration that has begun.
+    /// Records the newest version of the resource in the status of a migration that has begun, or
+    /// fails the migration if the resource cannot be migrated.
     pub(super) async fn record_resource_version(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.require_current()?;
         let Some(migration) = self.migrations.get(&key) else { return Ok(Next::Done) };
@@ -52,7 +53,7 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// Returns the newest version of the resource: that of a list that is always empty, so that no
+    /// Returns the newest version of the resource: that of a list which is always empty, so that no
     /// object is read.
     async fn newest_version(&self, found: &ApiResource) -> Result<String, Error> {
         let name_selector = match found.resource.namespaced {

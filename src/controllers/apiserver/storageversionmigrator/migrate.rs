@@ -21,7 +21,8 @@ use crate::objects::{
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 
 impl Migrator {
-    /// Patches all objects of the resource, once their version is recorded.
+    /// Patches all objects of the resource that are not newer than the recorded version, and ends
+    /// the migration: the sync of the third queue.
     pub(super) async fn migrate(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.require_current()?;
         let Some(migration) = self.migrations.get(&key) else { return Ok(Next::Done) };
@@ -89,14 +90,14 @@ impl Migrator {
         Ok(Next::Done)
     }
 
-    /// Marks the migration as failed for good.
+    /// Marks the migration as failed for good, and ends the sync.
     async fn fail_unhandled(&self, migration: &StorageVersionMigration, why: &str) -> SyncResult {
         let why = format!("migration encountered unhandled error: {why}");
         self.mark_failed(migration, &why).await?;
         Ok(Next::Done)
     }
 
-    /// Writes how many objects are migrated. A failure does not end the migration.
+    /// Writes the number of migrated objects into the status. A failure does not end the migration.
     async fn write_progress(&self, key: &ObjectKey, progress: &mut Progress) {
         let status = self.status_with_progress(progress);
         if status != progress.migration.status {
@@ -113,13 +114,13 @@ impl Migrator {
         progress.written_at = self.clock.monotonic();
     }
 
-    /// Whether an error says that the object of a merge patch has been deleted. An apply to a
-    /// deleted object causes a conflict instead.
+    /// Returns whether a patch failed because the object was deleted. Only with merge patches,
+    /// since 1.37: an apply to a deleted object causes a conflict instead.
     fn is_deleted(&self, error: &client::Error) -> bool {
         self.follows_1_37 && error.is_not_found() && error.reason() == Some("NotFound")
     }
 
-    /// Returns the status to write; since 1.37 it shows the progress.
+    /// Returns the migration's status, since 1.37 with the progress in it.
     fn status_with_progress(&self, progress: &Progress) -> StorageVersionMigrationStatus {
         let Progress { migration, migrated, total, .. } = progress;
         match self.follows_1_37 {
@@ -131,7 +132,8 @@ impl Migrator {
         }
     }
 
-    /// Makes the API server store the object again.
+    /// Patches the object without a change, so that the API server stores it in the current
+    /// version.
     async fn patch_object(&self, resource: &ResourceType, meta: &Meta) -> client::Result<()> {
         let patch = match self.follows_1_37 {
             true => Patch::Merge(merge_body(resource, meta)),
@@ -147,7 +149,7 @@ impl Migrator {
 
 /// The progress of a migration.
 struct Progress {
-    /// As it was last written.
+    /// The migration as it was last written.
     migration: StorageVersionMigration,
     migrated: usize,
     total: usize,
@@ -155,8 +157,9 @@ struct Progress {
     written_at: Duration,
 }
 
-/// An apply that changes nothing. With the uid, a deleted object is not created again. With the
-/// version, an object that was created again causes a conflict and not a validation error.
+/// Builds the body of an apply that changes nothing. With the uid, a deleted object is not created
+/// again. With the version, an object that was created again causes a conflict and not a validation
+/// error.
 fn apply_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     json!({
         "apiVersion": resource.api_version(), "kind": resource.kind,
@@ -164,8 +167,8 @@ fn apply_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     })
 }
 
-/// A merge patch that changes nothing. It creates no object, so it needs no uid. 1.37: pull request
-/// 138874.
+/// Builds the body of a merge patch that changes nothing. It creates no object, so it needs no uid.
+/// 1.37: pull request 138874.
 fn merge_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     json!({
         "apiVersion": resource.api_version(), "kind": resource.kind,
@@ -173,7 +176,7 @@ fn merge_body(resource: &ResourceType, meta: &Meta) -> serde_json::Value {
     })
 }
 
-/// Whether the garbage collector watches the resource: upstream migrates the objects in the
+/// Returns whether the garbage collector watches the resource: upstream migrates the objects in the
 /// collector's cache.
 fn has_gc_monitor(found: &ApiResource) -> bool {
     let ResourceType { plural, group, .. } = &found.resource;

@@ -108,18 +108,19 @@ fn find_resource(
     Ok(None)
 }
 
-/// Upstream: `GroupVersionResource.String`.
+/// Formats a resource for messages. Upstream: `GroupVersionResource.String`.
 fn resource_text(resource: &ResourceType) -> String {
     format!("{}/{}, Resource={}", resource.group, resource.version, resource.plural)
 }
 
-/// The number of a resource version that is well formed. Upstream: `isWellFormed`.
+/// Returns the number of a resource version; `None` if it is not well formed. Upstream:
+/// `isWellFormed`.
 fn parse_version(text: &str) -> Option<u64> {
     let is_well_formed = !text.starts_with('0') && text.bytes().all(|byte| byte.is_ascii_digit());
     if is_well_formed { text.parse().ok() } else { None }
 }
 
-/// Upstream: `InvalidResourceVersion`.
+/// Returns the message about a malformed resource version. Upstream: `InvalidResourceVersion`.
 fn malformed_message(version: &str) -> String {
     format!("resource version is not well formed: {version}")
 }
@@ -129,7 +130,7 @@ fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
     status.is_true(SUCCEEDED) || status.is_true(FAILED)
 }
 
-/// Returns `status` with this message of the condition Running, if that is true.
+/// Returns `status` with this message in the condition Running, if that is true.
 fn with_progress(
     status: &StorageVersionMigrationStatus,
     message: String,
@@ -167,7 +168,8 @@ fn with_condition(
 }
 
 impl Migrator {
-    /// Writes `status`, and returns the migration with it.
+    /// Writes `status`, records the version of the write for [`Migrator::require_current`], and
+    /// returns the migration with it.
     async fn write_status(
         &self,
         migration: &StorageVersionMigration,
@@ -180,8 +182,8 @@ impl Migrator {
         Ok(written)
     }
 
-    /// Fails while the cache is older than the last write, as it shows a former state of the
-    /// migration.
+    /// Fails as stale while the cache is older than the last write to any migration: it shows a
+    /// former state.
     fn require_current(&self) -> Result<(), Error> {
         let (written, seen) = (*self.written.lock(), self.migrations.seen());
         match seen < written {
@@ -205,7 +207,8 @@ impl Migrator {
         self.write_status(migration, &status).await.map(drop)
     }
 
-    /// The resource in its preferred version; `None` if it is not served.
+    /// Reads discovery, and returns the resource in its preferred version; `None` if it is not
+    /// served.
     async fn find_served(&self, resource: &GroupResource) -> Result<Option<ApiResource>, Error> {
         find_resource(&self.client.discover().await?, resource)
     }

@@ -37,8 +37,8 @@ struct Decision {
     next: Option<Arc<StorageVersionMigration>>,
 }
 
-/// Decides which migrations of `resource` are finished, and which is started. Upstream:
-/// `getSVMsForResource`.
+/// Selects the migrations of `resource` that have to be finished, and the one that has to be
+/// started. Upstream: `getSVMsForResource`.
 fn select_migrations(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupResource) -> Decision {
     let mut decision = Decision::default();
     let mut is_running = false;
@@ -67,7 +67,8 @@ fn select_migrations(all: Vec<Arc<StorageVersionMigration>>, resource: &GroupRes
 }
 
 impl Migrator {
-    /// Finishes the migrations of a resource that have ended, and starts the next.
+    /// Marks the migrations of a resource that have ended as no longer running, and starts the next
+    /// one; before that writes the same into the definition of a custom resource.
     pub(super) async fn serialize_migrations(
         self: Arc<Self>,
         resource: GroupResource,
@@ -106,7 +107,7 @@ impl Migrator {
     }
 
     /// Applies the status that `new_status` returns for the definition of `resource`, if that is a
-    /// custom resource and its status is to change. The write is conditional on the version of the
+    /// custom resource; `None` needs no write. The write is conditional on the version of the
     /// definition; a conflict is retried.
     async fn apply_definition_status(
         &self,
@@ -148,7 +149,7 @@ impl Migrator {
 
 const STORAGE_MIGRATING: &str = "StorageMigrating";
 
-/// Returns the condition of a definition that shows whether a migration of its objects runs.
+/// Builds the condition of a definition that shows whether a migration of its objects runs.
 fn storage_migrating_condition(
     definition: &Value,
     is_running: bool,
@@ -167,16 +168,16 @@ fn storage_migrating_condition(
     condition
 }
 
-/// The status of a definition whose migration starts.
+/// Builds the status of a definition whose migration starts.
 fn running_status(definition: &Value, migration: &str, now: Timestamp) -> Value {
     let message = format!("Migration {migration} is running");
     json!({"conditions": [storage_migrating_condition(definition, true, "MigrationRunning", &message, now)]})
 }
 
-/// Returns the status of a definition whose migration has ended. After a success on an unchanged
-/// definition, its storage version is the only one stored. `None`: the end is recorded already, and
-/// only the write to the migration after it has failed. The condition's observed generation is that
-/// at the end, not at the beginning.
+/// Returns the status of a definition whose migration has ended; `None` if it has that already,
+/// because only the write to the migration after it failed. After a success on an unchanged
+/// definition, its storage version is the only stored one. The condition's observed generation is
+/// that at the end, not at the beginning.
 /// Upstream: `finishCRDMigration`.
 fn finished_status(definition: &Value, success: bool, now: Timestamp) -> Option<Value> {
     let conditions = definition["status"]["conditions"].as_array();

@@ -52,6 +52,7 @@ const BUILT_IN_GROUPS: [&str; 22] = [
     "storagemigration.k8s.io",
 ];
 
+/// Checks policies, with the schemas of the API server, of which it caches the last ones.
 pub struct TypeChecker {
     client: Client,
     clock: SharedClock,
@@ -84,8 +85,8 @@ impl TypeChecker {
         TypeChecker { client, clock, check_permit: Semaphore::new(1), cached: Mutex::default() }
     }
 
-    /// Returns the warnings about the policy's validations and their messages. Kinds whose schema
-    /// the server does not have are skipped.
+    /// Checks the expressions of the policy's validations and their messages, and returns the
+    /// warnings. Kinds whose schema the server does not have are skipped.
     ///
     /// # Errors
     /// When a request failed, or the server could not return the schema of a built-in kind.
@@ -128,8 +129,8 @@ impl TypeChecker {
         self.cached.lock().clear();
     }
 
-    /// Returns the definitions of a kind from the server's documents, or from the cache while their
-    /// address is the same. `None`: the kind is not in them.
+    /// Returns the schema definitions of a kind: from the cache while the document's address is the
+    /// same, else from the server's document; `None` if they are not in it.
     async fn definitions(
         &self,
         index: &Index,
@@ -171,7 +172,7 @@ impl TypeChecker {
         Ok(Some(definitions))
     }
 
-    /// The type of a kind's objects. Its name ends with nanoseconds, as upstream's.
+    /// Makes the type of a kind's objects. Its name ends with nanoseconds, as upstream's.
     fn object_type(&self, kind: &GroupVersionKind, definitions: &Arc<Definitions>) -> Type {
         let nanos = self.clock.now().as_micros().rem_euclid(1_000_000) * 1000;
         definitions.root_type(&format!("{}{nanos}", kind.kind)).unwrap_or(Type::Dyn)
@@ -229,8 +230,8 @@ async fn check_off_executor(
     checked.map_err(|error| Error::other(format!("type check of {name}: {error}")))
 }
 
-/// Compiles the expressions of the policy, and returns the warnings about them, up to a limit of
-/// bytes.
+/// Compiles the expressions of the policy, and returns the warnings about them, up to
+/// [`MAX_WARNING_BYTES`].
 fn check_policy(
     policy: &ValidatingAdmissionPolicy,
     kinds: Vec<(GroupVersionKind, Type)>,
@@ -261,7 +262,8 @@ fn check_policy(
     warnings
 }
 
-/// The faults of an expression, by kind. Empty if it has none.
+/// Compiles an expression in the environment of each kind. Returns the faults by kind; empty if it
+/// has no fault.
 fn compile_errors(environments: &[(GroupVersionKind, Environment)], expression: &str) -> String {
     let mut errors = Vec::new();
     for (kind, environment) in environments {
@@ -272,8 +274,8 @@ fn compile_errors(environments: &[(GroupVersionKind, Environment)], expression: 
     errors.join("\n")
 }
 
-/// Makes an environment with all variables of a policy, its own included: each may use those before
-/// it. A variable whose expression has a fault may have any type.
+/// Makes the environment for a policy's expressions: all variables, its own included, each of which
+/// may use those before it. A variable whose expression has a fault may have any type.
 fn policy_environment(
     policy: &ValidatingAdmissionPolicy,
     object: Type,
@@ -310,7 +312,8 @@ impl LazyFields for Variables {
     }
 }
 
-/// The type of a variable whose expression has the type `result`; an object becomes dynamic.
+/// Returns the type of a variable whose expression has the type `result`; an object becomes
+/// dynamic. Upstream: `convertCelTypeToDeclType`.
 /// Upstream: `convertCelTypeToDeclType`.
 fn to_variable_type(result: &Type) -> Type {
     match result {
@@ -342,7 +345,8 @@ fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     exact
 }
 
-/// Returns the kinds that rules name, and whether some resource is unknown.
+/// Returns the kinds that rules name, at most [`MAX_TYPES`] of a rule that reaches that number, and
+/// whether discovery lacks one of their resources.
 fn kinds_of_rules(
     rules: &[NamedRuleWithOperations],
     discovery: &Discovery,

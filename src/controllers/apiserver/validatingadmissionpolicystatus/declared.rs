@@ -17,7 +17,7 @@ pub fn environment() -> Environment {
     environment
 }
 
-/// Adds an object type to `types`, so that expressions may name it.
+/// Declares an object type: adds it to `types`, so that expressions may name it, and returns it.
 fn declare<const N: usize>(
     types: &mut BTreeMap<String, Type>,
     name: &str,
@@ -29,7 +29,7 @@ fn declare<const N: usize>(
     declared
 }
 
-/// Declares the type of the variable `request`.
+/// Declares the type of the variable `request` with its parts, and returns it.
 fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
     let string = || Type::String;
     let kind = declare(
@@ -72,7 +72,7 @@ fn request_type(types: &mut BTreeMap<String, Type>) -> Type {
     )
 }
 
-/// Declares the type of the variable `namespaceObject`.
+/// Declares the type of the variable `namespaceObject` with its parts, and returns it.
 fn namespace_type(types: &mut BTreeMap<String, Type>) -> Type {
     let string = || Type::String;
     let spec =

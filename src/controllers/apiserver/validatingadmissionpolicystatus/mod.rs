@@ -68,7 +68,8 @@ impl PolicyStatus {
         }
     }
 
-    /// Applies the status: a warning that is not applied again is removed.
+    /// Applies the status, so that a warning that is not in it is removed. Updates it where the
+    /// server has no server-side apply.
     async fn write(
         &self,
         policy: &ValidatingAdmissionPolicy,

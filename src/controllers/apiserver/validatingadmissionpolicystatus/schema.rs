@@ -32,7 +32,8 @@ impl fmt::Display for GroupVersionKind {
 }
 
 impl GroupVersionKind {
-    /// The key of its document in the index of `/openapi/v3`, and its path below that.
+    /// Returns the key of its document in the index of `/openapi/v3`, which is also its path below
+    /// that.
     pub fn document_path(&self) -> String {
         match self.group.as_str() {
             "" => format!("api/{}", self.version),
@@ -124,14 +125,14 @@ fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>
 }
 
 impl Schema {
-    /// The name of the schema that this one refers to.
+    /// Returns the name of the schema that this one refers to, if it does.
     fn reference(&self) -> Option<&str> {
         let wrapped = self.all_of.iter().find_map(|reference| reference.to.as_deref());
         let path = self.reference.as_deref().or(wrapped)?;
         Some(path.strip_prefix(PREFIX).unwrap_or(path))
     }
 
-    /// The schemas directly inside this one.
+    /// Returns the schemas directly inside this one.
     fn children(&self) -> impl Iterator<Item = &Arc<Schema>> {
         self.properties.iter().flat_map(HashMap::values).chain(&self.items).chain(&self.values)
     }
@@ -201,7 +202,8 @@ impl Definitions {
         Ok(Some(Definitions { root, schemas }))
     }
 
-    /// The type, with the name `name`; `None`: the schema has no type, so the value is dynamic.
+    /// Returns the type of the kind's objects, with the name `name`; `None` if the schema has no
+    /// type, so that the value is dynamic.
     pub fn root_type(self: &Arc<Self>, name: &str) -> Option<Type> {
         let schema = self.schemas.get(&self.root)?.clone();
         let path = FollowedReferences::default().with(&self.root);
@@ -215,7 +217,7 @@ impl Definitions {
 struct FollowedReferences(Option<Arc<(String, FollowedReferences)>>);
 
 impl FollowedReferences {
-    /// The path with `reference` appended.
+    /// Returns the path with `reference` appended.
     fn with(&self, reference: &str) -> FollowedReferences {
         FollowedReferences(Some(Arc::new((reference.to_owned(), self.clone()))))
     }
@@ -259,7 +261,8 @@ impl SchemaNode {
         SchemaNode { definitions, is_resource: schema.is_embedded_resource, schema, path }
     }
 
-    /// Returns the type of the values that the schema allows; objects get the name `name`.
+    /// Returns the type of the values that the schema allows, with the name `name` for objects;
+    /// `None` if the schema has no type.
     fn into_type(self, name: &str) -> Option<Type> {
         let schema = &self.schema;
         if schema.int_or_string || schema.format == Format::IntOrString {
@@ -290,7 +293,7 @@ impl SchemaNode {
         }
     }
 
-    /// The node of the property of this name.
+    /// Returns the node of the property of this name.
     fn property(&self, name: &str) -> Option<SchemaNode> {
         self.schema.properties.as_ref()?.get(name).map(|schema| self.resolve(schema))
     }
@@ -309,6 +312,7 @@ impl SchemaNode {
     }
 
     /// Returns the type of the field that expressions call `name`, in the object type `type_name`.
+    /// A resource has `kind`, `apiVersion` and `metadata` even if its schema lacks them.
     fn field_type(&self, type_name: &str, name: &str) -> Option<Type> {
         if self.is_resource && !self.has_metadata() {
             match name {
@@ -329,7 +333,8 @@ impl SchemaNode {
 }
 
 impl LazyFields for SchemaNode {
-    /// A reserved word names the field with the escaped name too.
+    /// Returns the type of a field. A reserved word is also a name of the field with its escaped
+    /// name.
     fn field(&self, type_name: &str, name: &str) -> Option<Type> {
         match self.field_type(type_name, name) {
             None if RESERVED.contains(&name) => self.field_type(type_name, &format!("__{name}__")),
@@ -338,7 +343,7 @@ impl LazyFields for SchemaNode {
     }
 }
 
-/// Returns a property's name as an identifier; `None` if it can't be one.
+/// Escapes a property's name so that it is an identifier; `None` if that is impossible.
 /// Upstream: `cel.Escape`.
 fn escape(name: &str) -> Option<String> {
     if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {

@@ -53,8 +53,8 @@ impl ClaimCreator {
         }
     }
 
-    /// Returns the name of the claim that was generated for the owner's entry `entry`; `None` if
-    /// there is none. It may be missing in the owner's status, if a manager ended between the two
+    /// Returns the name of the claim that was generated for the owner's entry `entry`; `None` if it
+    /// was not generated. The owner's status may lack it, if a manager ended between the two
     /// writes.
     pub fn find(&self, owner: &Uid, entry: &str) -> Option<ArcStr> {
         // Read before the index: a claim that is removed from `unseen` until then is in the index.
