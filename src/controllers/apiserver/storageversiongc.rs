@@ -53,7 +53,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the lease is the identity of an API server.
+/// Returns whether the lease is the identity of an API server.
 fn is_identity_lease(lease: &Meta) -> bool {
     let (key, value) = IDENTITY_LABEL;
     lease.labels.get(key) == Some(value)

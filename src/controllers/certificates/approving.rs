@@ -113,12 +113,12 @@ impl Approving {
         if rights.is_empty() {
             return Ok(Next::Done);
         }
-        let tried: Vec<&str> = rights.iter().map(|right| right.subresource).collect();
+        let subresources: Vec<&str> = rights.iter().map(|right| right.subresource).collect();
         // This is usually a mistake of the requester.
         Err(Error::NotYet(format!(
             "recognized csr {:?} as [{}] but subject access review was not approved",
             key.name,
-            tried.join(" ")
+            subresources.join(" ")
         )))
     }
 

@@ -49,7 +49,7 @@ impl Cleaner {
     }
 }
 
-/// Whether the request is older than [`TTL`]. Its status does not matter.
+/// Returns whether the request is older than [`TTL`]. Its status does not matter.
 fn is_expired(request: &PodCertificateRequest, now: Timestamp) -> bool {
     now >= request.meta.creation_timestamp.unwrap_or_default() + TTL
 }

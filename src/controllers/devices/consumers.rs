@@ -61,7 +61,7 @@ impl<'a> ClaimName<'a> {
         }
     }
 
-    /// Whether the name of the claim is known and is `name`.
+    /// Returns whether the name of the claim is known and is `name`.
     pub fn is_named(self, name: &str) -> bool {
         self.name().is_some_and(|own| own == name)
     }
@@ -84,7 +84,7 @@ pub fn claims_of(pod: &Pod) -> impl Iterator<Item = ClaimName<'_>> {
     named.chain(pod.extended_claim().map(ClaimName::Generated))
 }
 
-/// Whether the pod has any claim.
+/// Returns whether the pod has any claim.
 pub fn has_claims(pod: &Pod) -> bool {
     claims_of(pod).next().is_some()
 }
@@ -188,7 +188,7 @@ pub fn consumer_of(
     Ok(Consumer::Pod)
 }
 
-/// Whether the entry has a form that this build knows.
+/// Returns whether the entry has a form that this build knows.
 fn is_supported(entry: &PodResourceClaim) -> bool {
     entry.resource_claim_name.is_some() || entry.resource_claim_template_name.is_some()
 }
@@ -202,7 +202,7 @@ fn unsupported(kind: &str, meta: &Meta, entry: &PodResourceClaim) -> Error {
 /// Upstream: `ErrAPIUnsupported`.
 pub const UNSUPPORTED: &str = "none of the supported fields are set";
 
-/// Whether the owner reference of a claim is that of a pod or a PodGroup, of any version.
+/// Returns whether the owner reference of a claim is that of a pod or a PodGroup, of any version.
 pub fn is_owner_of_claims(api_version: &str, kind: &str) -> bool {
     match kind {
         "Pod" => api_version == Pod::RESOURCE.api_version(),

@@ -94,7 +94,7 @@ impl Count {
         &self.informer.scope().resource
     }
 
-    /// Whether this counts the objects of `resource`.
+    /// Returns whether this counts the objects of `resource`.
     fn counts(&self, resource: &ResourceType) -> bool {
         let known = self.resource();
         known.plural == resource.plural && known.group == resource.group
@@ -185,18 +185,18 @@ impl Registry {
         self.built_in.values().cloned().chain(counts).collect()
     }
 
-    /// Whether any evaluator measures the resource `name` of quotas.
+    /// Returns whether any evaluator measures the resource `name` of quotas.
     pub fn measures(&self, name: &str) -> bool {
         self.evaluators().iter().any(|evaluator| evaluator.measures(name))
     }
 
-    /// Whether the resource `name` of quotas was measured once and is not any more: its objects are
-    /// not watched now.
+    /// Returns whether the resource `name` of quotas was measured once and is not any more: its
+    /// objects are not watched now.
     pub fn has_lost(&self, name: &str) -> bool {
         self.counted.read().contains(name) && !self.measures(name)
     }
 
-    /// Whether several evaluators measure the resource `name` of quotas.
+    /// Returns whether several evaluators measure the resource `name` of quotas.
     pub fn is_shared(&self, name: &str) -> bool {
         self.evaluators().iter().filter(|evaluator| evaluator.measures(name)).count() > 1
     }

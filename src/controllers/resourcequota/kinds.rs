@@ -62,7 +62,7 @@ pub fn volume_claims(claims: Lister<PersistentVolumeClaim>) -> Arc<dyn Evaluator
     })
 }
 
-/// Whether `name` is a resource of claims, perhaps with the prefix of a storage class.
+/// Returns whether `name` is a resource of claims, perhaps with the prefix of a storage class.
 fn measures_claims(name: &str) -> bool {
     let by_class =
         |resource| name.strip_suffix(resource).is_some_and(|class| class.ends_with(STORAGE_CLASS));
@@ -88,9 +88,10 @@ pub fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
 /// Returns the storage that a claim is charged, in whole bytes: what it requests, or what an
 /// expansion has allocated if that is more.
 fn storage_of(claim: &PersistentVolumeClaim) -> Option<Quantity> {
-    let asked = claim.spec.storage?.rounded_up();
-    let allocated = claim.status.allocated_storage.filter(|amount| amount.compare(asked).is_gt());
-    Some(allocated.map_or(asked, Quantity::rounded_up))
+    let requested = claim.spec.storage?.rounded_up();
+    let allocated =
+        claim.status.allocated_storage.filter(|amount| amount.compare(requested).is_gt());
+    Some(allocated.map_or(requested, Quantity::rounded_up))
 }
 
 /// Returns whether a claim is in a scope. Of the scopes only `VolumeAttributesClass` applies to

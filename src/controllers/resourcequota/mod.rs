@@ -228,7 +228,7 @@ impl Quotas {
         self.recent_charges.record_seen(&quota.meta, used, known, self.clock.monotonic());
     }
 
-    /// Whether `name` is a resource of quotas that pods use.
+    /// Returns whether `name` is a resource of quotas that pods use.
     fn is_of_pods(&self, name: &str) -> bool {
         self.registry.built_in(&Pod::RESOURCE).is_some_and(|pods| pods.measures(name))
     }
@@ -315,7 +315,7 @@ impl Quotas {
     }
 }
 
-/// Whether the `measured` amount of some resource is lower than the `used` one.
+/// Returns whether the `measured` amount of some resource is lower than the `used` one.
 fn is_lower(measured: &ResourceList, used: &ResourceList) -> bool {
     let mut counts = measured.iter();
     counts.any(|(name, count)| used.get(name).is_some_and(|used| count.compare(used).is_lt()))

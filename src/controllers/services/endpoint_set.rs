@@ -12,7 +12,7 @@ pub struct EndpointSet {
     /// The endpoints in the order of [`compare`], each with whether it is taken.
     endpoints: Vec<(Endpoint, bool)>,
     /// The number of endpoints that are not taken.
-    left: usize,
+    remaining: usize,
     /// The index up to which all endpoints are taken.
     next: usize,
 }
@@ -28,17 +28,17 @@ impl EndpointSet {
         endpoints.reverse();
         endpoints.sort_by(compare);
         endpoints.dedup_by(|later, kept| compare(later, kept).is_eq());
-        let left = endpoints.len();
+        let remaining = endpoints.len();
         let endpoints = endpoints.into_iter().map(|endpoint| (endpoint, false)).collect();
-        EndpointSet { endpoints, left, next: 0 }
+        EndpointSet { endpoints, remaining, next: 0 }
     }
 
     pub fn len(&self) -> usize {
-        self.left
+        self.remaining
     }
 
     pub fn is_empty(&self) -> bool {
-        self.left == 0
+        self.remaining == 0
     }
 
     /// Returns the index of the endpoint with the identity of `like`; `None` if it is absent or was
@@ -57,7 +57,7 @@ impl EndpointSet {
     fn take_at(&mut self, at: usize) -> Endpoint {
         let (endpoint, taken) = &mut self.endpoints[at];
         *taken = true;
-        self.left -= 1;
+        self.remaining -= 1;
         endpoint.clone()
     }
 
@@ -75,7 +75,7 @@ impl EndpointSet {
 
     /// Moves endpoints to `endpoints` until it has `max` of them.
     pub fn fill(&mut self, endpoints: &mut Vec<Endpoint>, max: usize) {
-        let room = max.saturating_sub(endpoints.len()).min(self.left);
+        let room = max.saturating_sub(endpoints.len()).min(self.remaining);
         endpoints.reserve_exact(room);
         endpoints.extend(std::iter::from_fn(|| self.pop()).take(room));
     }
@@ -97,8 +97,8 @@ fn compare(a: &Endpoint, b: &Endpoint) -> Ordering {
     sorted(a).cmp(&sorted(b)).then_with(|| names(a).cmp(&names(b)))
 }
 
-/// Whether two endpoints with one identity are also equal in their other fields, except hints and
-/// the version of the target. Upstream: `EndpointsEqualBeyondHash`.
+/// Returns whether two endpoints with one identity are also equal in their other fields, except
+/// hints and the version of the target. Upstream: `EndpointsEqualBeyondHash`.
 pub fn equal(a: &Endpoint, b: &Endpoint) -> bool {
     a.zone == b.zone
         && a.conditions == b.conditions

@@ -103,14 +103,14 @@ pub fn of_pods(services: Lister<Service>, period: Duration) -> impl Mapper<Pod, 
     }
 }
 
-/// Whether the set of Services that show the pod may have changed.
+/// Returns whether the set of Services that show the pod may have changed.
 fn changes_services(old: &Pod, new: &Pod) -> bool {
     old.meta.labels != new.meta.labels
         || old.hostname() != new.hostname()
         || old.spec.shape.subdomain != new.spec.shape.subdomain
 }
 
-/// Whether the change of the pod changes the endpoints of its Services.
+/// Returns whether the change of the pod changes the endpoints of its Services.
 fn endpoint_changed(old: &Pod, new: &Pod) -> bool {
     // Every change of a terminating pod counts: readiness may not show its end.
     old.meta().is_being_deleted()

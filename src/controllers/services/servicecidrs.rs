@@ -95,9 +95,9 @@ impl ServiceCidrs {
             self.set_ready(&cidr, IS_NEEDED).await?;
             return Ok(Next::Done);
         }
-        let left = GRACE.saturating_sub(self.clock.now().duration_since(deleted));
-        if !left.is_zero() {
-            return Ok(Next::After(left));
+        let grace_left = GRACE.saturating_sub(self.clock.now().duration_since(deleted));
+        if !grace_left.is_zero() {
+            return Ok(Next::After(grace_left));
         }
         self.remove_finalizer(&cidr).await?;
         Ok(Next::Done)

@@ -158,7 +158,7 @@ impl Drivers {
         self.folder.join(driver.replace('/', "~")).join(name)
     }
 
-    /// Whether the driver existed and attached volumes when it was last probed.
+    /// Returns whether the driver existed and attached volumes when it was last probed.
     pub fn attaches(&self, driver: &str) -> bool {
         self.known.lock().get(driver).is_some_and(|known| known.attaches)
     }

@@ -12,19 +12,19 @@ use crate::objects::{Meta, Object, Resource};
 pub struct Protection(pub &'static str);
 
 impl Protection {
-    /// Whether the object is being deleted and has this finalizer, so that it may have to be
-    /// removed.
+    /// Returns whether the object is being deleted and has this finalizer, so that it may have to
+    /// be removed.
     pub fn is_deletion_candidate(self, meta: &Meta) -> bool {
         meta.is_being_deleted() && meta.has_finalizer(self.0)
     }
 
-    /// Whether the finalizer has to be added: the admission plugin does so, but objects that are
-    /// older than the plugin lack it.
+    /// Returns whether the finalizer has to be added: the admission plugin does so, but objects
+    /// that are older than the plugin lack it.
     pub fn is_missing(self, meta: &Meta) -> bool {
         !meta.is_being_deleted() && !meta.has_finalizer(self.0)
     }
 
-    /// Whether a sync may have to add or remove the finalizer.
+    /// Returns whether a sync may have to add or remove the finalizer.
     pub fn concerns(self, meta: &Meta) -> bool {
         self.is_deletion_candidate(meta) || self.is_missing(meta)
     }
@@ -71,7 +71,7 @@ impl Protection {
     }
 }
 
-/// Whether `live` is the object of `meta`, unchanged.
+/// Returns whether `live` is the object of `meta`, unchanged.
 fn is_unchanged(live: &Value, meta: &Meta) -> bool {
     let metadata = &live["metadata"];
     let version = metadata["resourceVersion"].as_str().and_then(|version| version.parse().ok());

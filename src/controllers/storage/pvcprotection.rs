@@ -49,7 +49,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a change of an existing pod may release a claim.
+/// Returns whether a change of an existing pod may release a claim.
 fn frees_claims(pod: &Pod) -> bool {
     pod.is_terminated() || pod.spec.node_name.is_empty()
 }
@@ -61,8 +61,9 @@ fn queue_claims(pod: &Pod, queue: &Queue) {
     }
 }
 
-/// Whether `pod` keeps a claim from being deleted. A kubelet does not start a pod with a claim that
-/// is being deleted, so only a pod that has a node counts. Upstream: `podUsesPVCForDeletion`.
+/// Returns whether `pod` keeps a claim from being deleted. A kubelet does not start a pod with a
+/// claim that is being deleted, so only a pod that has a node counts. Upstream:
+/// `podUsesPVCForDeletion`.
 fn blocks_deletion(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     // The kubelet has ended it, or it was deleted by force. In a foreground deletion it waits for
     // the claims that it owns. Upstream frees only those of ephemeral volumes.
@@ -78,7 +79,7 @@ fn has_unused_condition(claim: &PersistentVolumeClaim) -> bool {
     !matches!(&*claim.status.phase, "" | "Pending")
 }
 
-/// Whether `pod` counts for the condition Unused. Upstream: `podUsesPVCForUnusedSince`.
+/// Returns whether `pod` counts for the condition Unused. Upstream: `podUsesPVCForUnusedSince`.
 fn counts_as_use(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
     !pod.is_terminated() && uses(pod, claim)
 }

@@ -18,8 +18,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let volumes = c.lister::<PersistentVolume>();
     let this = Arc::new(PvProtection { client: c.client(), volumes: volumes.clone() });
     let queue = c.queue(QueuePolicy::default());
-    let concerned = |volume: &PersistentVolume| PROTECTION.concerns(&volume.meta);
-    c.watch(&volumes, &queue, keys::of_current(concerned));
+    let needs_sync = |volume: &PersistentVolume| PROTECTION.concerns(&volume.meta);
+    c.watch(&volumes, &queue, keys::of_current(needs_sync));
     c.sync(queue, &this, PvProtection::sync);
     Ok(())
 }

@@ -29,8 +29,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.index(&volumes, &class_index());
     c.index(&claims, &class_index());
     let queue = c.queue(QueuePolicy::default());
-    let concerned = |class: &VolumeAttributesClass| PROTECTION.concerns(&class.meta);
-    c.watch(&classes, &queue, keys::of_current(concerned));
+    let needs_sync = |class: &VolumeAttributesClass| PROTECTION.concerns(&class.meta);
+    c.watch(&classes, &queue, keys::of_current(needs_sync));
     c.watch(&volumes, &queue, queue_released::<PersistentVolume>);
     c.watch(&claims, &queue, queue_released::<PersistentVolumeClaim>);
     let this = Arc::new(VacProtection { client: c.client(), classes, volumes, claims });
@@ -92,7 +92,7 @@ impl VacProtection {
         Ok(Next::Done)
     }
 
-    /// Whether a volume or a claim names the class.
+    /// Returns whether a volume or a claim names the class.
     fn is_used(&self, class: &str) -> bool {
         let class = IndexValue::Text(class.into());
         !self.volumes.by_index(&class_index(), &class).is_empty()

@@ -258,12 +258,12 @@ struct TokenData {
 }
 
 impl TokenData {
-    /// Whether the Secret has no root CA, or another one.
+    /// Returns whether the Secret has no root CA, or another one.
     fn lacks_root_ca(&self, secret: &TokenSecret) -> bool {
         !self.root_ca.is_empty() && secret.data.ca != self.root_ca
     }
 
-    /// Whether the Secret lacks any of its data.
+    /// Returns whether the Secret lacks any of its data.
     fn is_incomplete(&self, secret: &TokenSecret) -> bool {
         let data = &secret.data;
         self.lacks_root_ca(secret) || !data.has_namespace || !data.has_token

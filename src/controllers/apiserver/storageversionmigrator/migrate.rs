@@ -184,7 +184,7 @@ fn has_gc_monitor(found: &ApiResource) -> bool {
     found.supports(&["delete", "list", "watch"]) && !is_event
 }
 
-/// Whether a retry may succeed. Upstream: `isRetriableError`.
+/// Returns whether a retry may succeed. Upstream: `isRetriableError`.
 fn is_retriable(error: &client::Error) -> bool {
     error.is_reset()
         || error.is_timeout()

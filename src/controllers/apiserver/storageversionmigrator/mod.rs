@@ -125,7 +125,7 @@ fn malformed_message(version: &str) -> String {
     format!("resource version is not well formed: {version}")
 }
 
-/// Whether the migration has ended, by success or failure.
+/// Returns whether the migration has ended, by success or failure.
 fn is_terminal(status: &StorageVersionMigrationStatus) -> bool {
     status.is_true(SUCCEEDED) || status.is_true(FAILED)
 }
@@ -213,8 +213,8 @@ impl Migrator {
         find_resource(&self.client.discover().await?, resource)
     }
 
-    /// Whether `migration` was created less than [`DISCOVERY_GRACE_PERIOD`] ago: a resource that
-    /// discovery lacks may be new, and not served yet.
+    /// Returns whether `migration` was created less than [`DISCOVERY_GRACE_PERIOD`] ago: a resource
+    /// that discovery lacks may be new, and not served yet.
     fn is_in_discovery_grace_period(&self, migration: &StorageVersionMigration) -> bool {
         let created = migration.meta.creation_timestamp;
         created.is_some_and(|created| created + DISCOVERY_GRACE_PERIOD > self.clock.now())

@@ -44,7 +44,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the spec has changed since the last check.
+/// Returns whether the spec has changed since the last check.
 fn needs_check(policy: &ValidatingAdmissionPolicy) -> bool {
     policy.meta.generation > policy.status.observed_generation
 }

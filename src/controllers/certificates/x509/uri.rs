@@ -19,7 +19,7 @@ enum Part {
 }
 
 impl Part {
-    /// Whether the part may hold the byte without an escape.
+    /// Returns whether the part may hold the byte without an escape.
     fn allows(self, byte: u8) -> bool {
         let marks: &[u8] = match self {
             Part::User => b"$&+,;=",
@@ -63,12 +63,14 @@ impl Part {
                 continue;
             }
             let end = remaining.len().min(3);
-            let refused = || {
+            let invalid_escape = || {
                 Err(format!("invalid URL escape {:?}", String::from_utf8_lossy(&remaining[..end])))
             };
-            let [_, high, low, after @ ..] = remaining else { return refused() };
+            let [_, high, low, after @ ..] = remaining else { return invalid_escape() };
             let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|d| u8::try_from(d).ok());
-            let (Some(high), Some(low)) = (digit(*high), digit(*low)) else { return refused() };
+            let (Some(high), Some(low)) = (digit(*high), digit(*low)) else {
+                return invalid_escape();
+            };
             let byte = (high << 4) | low;
             let may_be_escaped = match self {
                 Part::Host => byte == b'%' || !byte.is_ascii(),
@@ -76,7 +78,7 @@ impl Part {
                 _ => true,
             };
             if !may_be_escaped {
-                return refused();
+                return invalid_escape();
             }
             decoded.push(byte);
             remaining = after;
@@ -234,7 +236,7 @@ fn decode_host(scheme: &str, text: &str) -> Result<Vec<u8>, String> {
     Ok([&b"["[..], &address, &zone, b"]", port.as_bytes()].concat())
 }
 
-/// Whether the host is empty or a domain name. Upstream: `domainNameValid`.
+/// Returns whether the host is empty or a domain name. Upstream: `domainNameValid`.
 fn is_domain(host: &[u8]) -> bool {
     let is_label = |label: &[u8]| !label.is_empty() && label.iter().all(u8::is_ascii_graphic);
     host.is_empty() || host.split(|byte| *byte == b'.').all(is_label)

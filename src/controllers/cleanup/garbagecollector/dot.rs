@@ -98,16 +98,16 @@ impl Graph {
     /// missing, as often as they are referred to.
     pub fn to_dot(&self, uids: &[Uid]) -> String {
         let connected = if uids.is_empty() { None } else { Some(self.connected(uids)) };
-        let shown = |node: &&Node| {
+        let is_shown = |node: &&Node| {
             (!node.dependents.is_empty() || !node.owners().is_empty())
                 && connected.as_ref().is_none_or(|connected| connected.contains(&node.identity.uid))
         };
         let (mut vertices, mut edges) = (Vec::new(), Vec::new());
-        for node in self.nodes.values().filter(shown) {
+        for node in self.nodes.values().filter(is_shown) {
             let uid = node.identity.uid.to_string();
             for owner in node.owners() {
                 edges.push((uid.clone(), owner.uid.to_string()));
-                if !self.nodes.get(&owner.uid).is_some_and(|owner| shown(&owner)) {
+                if !self.nodes.get(&owner.uid).is_some_and(|owner| is_shown(&owner)) {
                     vertices.push((owner.uid.to_string(), Vertex::missing(owner)));
                 }
             }

@@ -102,8 +102,8 @@ impl Graph {
             || absent.iter().any(|owner| self.is_unseen(owner))
     }
 
-    /// Whether no watch has shown `owner`: its node is known from references alone, and none of the
-    /// last deletions was its own.
+    /// Returns whether no watch has shown `owner`: its node is known from references alone, and
+    /// none of the last deletions was its own.
     fn is_unseen(&self, owner: &Uid) -> bool {
         self.nodes.get(owner).is_some_and(|node| node.is_virtual) && !self.deleted.contains(owner)
     }

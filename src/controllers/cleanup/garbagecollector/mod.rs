@@ -74,7 +74,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether the objects of a resource can be collected. Events are not, as upstream.
+/// Returns whether the objects of a resource can be collected. Events are not, as upstream.
 fn is_monitored(found: &ApiResource) -> bool {
     let ResourceType { plural, group, .. } = &found.resource;
     let is_event = plural == "events" && matches!(group.as_ref(), "" | "events.k8s.io");

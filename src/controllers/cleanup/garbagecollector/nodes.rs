@@ -59,7 +59,7 @@ impl Identity {
         Identity { scope: scope.shared(), ..self.clone() }
     }
 
-    /// Whether `reference` names this object in all its fields.
+    /// Returns whether `reference` names this object in all its fields.
     pub(super) fn is_named_by(&self, reference: &OwnerReference) -> bool {
         reference.uid == self.uid
             && reference.name == *self.name

@@ -101,7 +101,7 @@ impl Item {
         })
     }
 
-    /// Whether it is a Pod that has ended.
+    /// Returns whether it is a Pod that has ended.
     fn has_ended(&self) -> bool {
         matches!(self.status.phase, PodPhase::Succeeded | PodPhase::Failed)
     }
@@ -205,7 +205,7 @@ impl DeletionResult {
     }
 }
 
-/// Whether the resource is that of Pods.
+/// Returns whether the resource is that of Pods.
 pub fn is_pods(resource: &ResourceType) -> bool {
     resource.group.is_empty() && resource.version == "v1" && resource.plural == "pods"
 }
@@ -344,7 +344,7 @@ async fn delete_objects(
     Ok(())
 }
 
-/// Whether the resource does not support the verb, or is not served any more.
+/// Returns whether the resource does not support the verb, or is not served any more.
 fn is_unsupported(error: &client::Error) -> bool {
     error.is_method_not_supported() || error.is_not_found()
 }

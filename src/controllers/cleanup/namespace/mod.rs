@@ -301,10 +301,10 @@ impl NamespaceController {
             |found: &&ApiResource| found.resource.namespaced && found.supports(&["delete"]);
         let resources: Vec<ApiResource> =
             discovery.preferred().filter(deletable).cloned().collect();
-        if let Some(wrong) = resources.iter().find_map(|found| group_version_error(&found.resource))
+        if let Some(fault) = resources.iter().find_map(|found| group_version_error(&found.resource))
         {
-            findings.group_version = Some(wrong.clone());
-            errors.push(Error::other(wrong));
+            findings.group_version = Some(fault.clone());
+            errors.push(Error::other(fault));
             return Vec::new();
         }
         resources

@@ -60,36 +60,36 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         deleted: RecentUids::default(),
     });
     let queue = c.queue::<Key>(QueuePolicy::default());
-    let own = this.clone();
+    let handler = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
-        Change::Deleted(last) => own.pod_deleted(last.object(), queue),
-        change => own.pod_changed(change.object(), queue),
+        Change::Deleted(last) => handler.pod_deleted(last.object(), queue),
+        change => handler.pod_changed(change.object(), queue),
     });
-    let own = this.clone();
+    let handler = this.clone();
     c.watch(&claims, &queue, move |change, queue| {
         // A reservation may name a pod that was gone before the claim was seen.
         if !matches!(change, Change::Deleted(_)) {
             queue.add(Key::Claim(change.object().meta.key()));
         }
-        own.claim_changed(&change.object().meta.key(), queue);
+        handler.claim_changed(&change.object().meta.key(), queue);
     });
-    let own = this.clone();
+    let handler = this.clone();
     c.watch(&templates, &queue, move |change, queue| {
         if !matches!(change, Change::Deleted(_)) {
-            own.template_changed(&change.object().meta.key(), queue);
+            handler.template_changed(&change.object().meta.key(), queue);
         }
     });
     if let Some(groups) = &groups {
-        let own = this.clone();
+        let handler = this.clone();
         c.watch(groups, &queue, move |change, queue| match change {
-            Change::Deleted(last) => own.group_deleted(last.object(), queue),
-            change => own.group_changed(change.object(), queue),
+            Change::Deleted(last) => handler.group_deleted(last.object(), queue),
+            change => handler.group_changed(change.object(), queue),
         });
     }
     if let Some(groups) = this.unshared.groups() {
         c.index(&pods, &PODS_BY_GROUP);
-        let own = this.clone();
-        c.watch(groups, &queue, move |change, queue| own.queue_members(change.object(), queue));
+        let handler = this.clone();
+        c.watch(groups, &queue, move |change, queue| handler.queue_members(change.object(), queue));
     }
     c.sync(queue, &this, ResourceClaims::sync);
     Ok(())
@@ -142,7 +142,7 @@ struct ResourceClaims {
 }
 
 impl ResourceClaims {
-    /// Whether pods share claims with their PodGroups.
+    /// Returns whether pods share claims with their PodGroups.
     fn has_groups(&self) -> bool {
         self.groups.is_some()
     }

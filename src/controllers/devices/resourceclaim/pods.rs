@@ -59,7 +59,7 @@ impl ResourceClaims {
         }
     }
 
-    /// Whether a claim of the pod is to be created or reserved. Upstream: `podNeedsWork`.
+    /// Returns whether a claim of the pod is to be created or reserved. Upstream: `podNeedsWork`.
     fn needs_work(&self, pod: &Pod) -> bool {
         let statuses = statuses_by_entry(pod.resource_claims());
         let mut entries = pod.spec.shape.resource_claims.iter();
@@ -104,7 +104,7 @@ impl ResourceClaims {
         }
     }
 
-    /// Whether the claim is allocated, and not reserved for the pod yet.
+    /// Returns whether the claim is allocated, and not reserved for the pod yet.
     fn should_reserve(&self, pod: &Pod, claim: &ResourceClaim) -> bool {
         claim.status.allocation.is_some() && !is_reserved_for(pod, claim, self.has_groups())
     }

@@ -74,21 +74,21 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         state: Mutex::default(),
     });
     if let Some(rules) = &rules {
-        let own = this.clone();
-        c.watch(rules, &queue, move |change, _| own.rule_changed(&change));
+        let handler = this.clone();
+        c.watch(rules, &queue, move |change, _| handler.rule_changed(&change));
     }
-    let own = this.clone();
+    let handler = this.clone();
     c.watch(&claims, &queue, move |change, _| match change {
         Change::Updated { old, new } if old.status != new.status => {
-            own.queue_users(old);
-            own.queue_users(new);
+            handler.queue_users(old);
+            handler.queue_users(new);
         }
         Change::Updated { .. } | Change::Resync { .. } => {}
-        change => own.queue_users(change.object()),
+        change => handler.queue_users(change.object()),
     });
-    let own = this.clone();
+    let handler = this.clone();
     c.watch(&pods, &queue, move |change, queue| match change {
-        Change::Deleted(last) => own.cancel_deleted(last.object()),
+        Change::Deleted(last) => handler.cancel_deleted(last.object()),
         // Pods change often. In particular, the condition that announces the eviction needs no
         // sync.
         Change::Updated { old, new }
@@ -97,13 +97,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
                 && old.extended_claim() == new.extended_claim() => {}
         change => queue_pod(change.object(), queue),
     });
-    let own = this.clone();
+    let handler = this.clone();
     let mut taints = HashMap::new();
     c.watch(&slices, &queue, move |change, _| {
         if let Change::Updated { old, .. } = &change {
-            own.pool_changed(old, &mut taints);
+            handler.pool_changed(old, &mut taints);
         }
-        own.pool_changed(change.object(), &mut taints);
+        handler.pool_changed(change.object(), &mut taints);
     });
     c.sync(queue, &this, TaintEviction::sync);
     Ok(())
@@ -281,7 +281,7 @@ impl TaintEviction {
     }
 }
 
-/// Whether the rule selects the device.
+/// Returns whether the rule selects the device.
 fn rule_matches(rule: &DeviceTaintRule, device: &AllocatedDevice) -> bool {
     let selector = rule.spec.device_selector.as_ref();
     selector_matches(selector, &device.driver, &device.pool, &device.device)

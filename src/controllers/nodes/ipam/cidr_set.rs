@@ -87,7 +87,7 @@ impl CidrSet {
     /// # Errors
     /// When it lies outside of the cluster's range.
     pub fn occupy(&mut self, cidr: &Cidr) -> Result<(), String> {
-        let taken = self.mark(cidr, true)?;
+        let taken = self.set_used(cidr, true)?;
         self.allocated += taken;
         ALLOCATIONS.with_label_values(&[&self.label]).inc_by(taken);
         self.report();
@@ -99,7 +99,7 @@ impl CidrSet {
     /// # Errors
     /// As [`CidrSet::occupy`].
     pub fn release(&mut self, cidr: &Cidr) -> Result<(), String> {
-        let freed = self.mark(cidr, false)?;
+        let freed = self.set_used(cidr, false)?;
         self.allocated -= freed;
         RELEASES.with_label_values(&[&self.label]).inc_by(freed);
         self.report();
@@ -107,7 +107,7 @@ impl CidrSet {
     }
 
     /// Marks every range that `cidr` touches as used or free, and returns how many changed.
-    fn mark(&mut self, cidr: &Cidr, used: bool) -> Result<u64, String> {
+    fn set_used(&mut self, cidr: &Cidr, used: bool) -> Result<u64, String> {
         let (first, last) = self.indices(cidr)?;
         Ok((first..=last).map(|index| u64::from(self.used.set(index, used))).sum())
     }

@@ -104,19 +104,17 @@ fn parse_service_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
 /// defaults. An error if the flags do not fit the families of the cluster.
 /// Upstream: `setNodeCIDRMaskSizes`.
 fn node_prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
-    let given = |size: i32, default: i32| if size == 0 { default } else { size };
+    let or_default = |size: i32, default: i32| if size == 0 { default } else { size };
     let (both, v4, v6) =
         (o.node_cidr_mask_size, o.node_cidr_mask_size_ipv4, o.node_cidr_mask_size_ipv6);
-    let refused = |text: &str| Err(text.to_owned());
+    let error = |text: &str| Err(text.to_owned());
     if clusters.len() > 1 {
         if both != 0 {
-            return refused(
-                "usage of --node-cidr-mask-size is not allowed with dual-stack clusters",
-            );
+            return error("usage of --node-cidr-mask-size is not allowed with dual-stack clusters");
         }
     } else if both != 0 {
         if v4 != 0 || v6 != 0 {
-            return refused(
+            return error(
                 "usage of --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6 is not allowed \
                  if --node-cidr-mask-size is set. For dual-stack clusters please unset it and use \
                  IPFamily specific flags",
@@ -124,17 +122,17 @@ fn node_prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
         }
         return Ok(vec![both]);
     } else if clusters[0].is_v4 && v6 != 0 {
-        return refused(
+        return error(
             "usage of --node-cidr-mask-size-ipv6 is not allowed for a single-stack IPv4 cluster",
         );
     } else if !clusters[0].is_v4 && v4 != 0 {
-        return refused(
+        return error(
             "usage of --node-cidr-mask-size-ipv4 is not allowed for a single-stack IPv6 cluster",
         );
     }
     let prefix_of = |cluster: &Cidr| match cluster.is_v4 {
-        true => given(v4, DEFAULT_V4),
-        false => given(v6, DEFAULT_V6),
+        true => or_default(v4, DEFAULT_V4),
+        false => or_default(v6, DEFAULT_V6),
     };
     Ok(clusters.iter().map(prefix_of).collect())
 }

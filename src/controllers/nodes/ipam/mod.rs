@@ -109,7 +109,7 @@ impl Ipam {
         let result = self.assign(&node, &ranges).await;
         match result {
             Ok(()) => {
-                log::info!("Set the pod CIDRs of node {}: {:?}", key.name, list(&ranges));
+                log::info!("Set the pod CIDRs of node {}: {:?}", key.name, range_texts(&ranges));
                 self.ranges.lock().mark_written(&node);
                 Ok(Next::Done)
             }
@@ -130,7 +130,7 @@ impl Ipam {
     /// # Errors
     /// The last error, and whether the node may have the ranges in spite of it.
     async fn assign(&self, node: &Node, ranges: &[Cidr]) -> Result<(), (client::Error, bool)> {
-        let cidrs = list(ranges);
+        let cidrs = range_texts(ranges);
         let patch = Patch::StrategicMerge(json!({
             "metadata": { "uid": node.meta.uid },
             "spec": { "podCIDR": cidrs[0], "podCIDRs": cidrs },
@@ -154,7 +154,7 @@ impl Ipam {
     /// Records an event about a change of the node's status. Upstream: `RecordNodeStatusChange`.
     fn record(&self, node: &Node, status: &str) {
         let message = format!("Node {} status is now: {status}", node.meta.name);
-        self.recorder.event(&about(node), EventType::Normal, status, message);
+        self.recorder.event(&event_reference(node), EventType::Normal, status, message);
     }
 
     /// Reports that a node has ranges outside of the cluster's: logs it and records an event.
@@ -164,16 +164,16 @@ impl Ipam {
             foreign.join(", ")
         );
         log::warn!("Node {}: {message}", node.meta.name);
-        self.recorder.event(&about(node), EventType::Warning, "CIDROutOfRange", message);
+        self.recorder.event(&event_reference(node), EventType::Warning, "CIDROutOfRange", message);
     }
 }
 
 /// Returns a reference to the node for events, without its version.
-fn about(node: &Node) -> ObjectReference {
+fn event_reference(node: &Node) -> ObjectReference {
     ObjectReference { resource_version: 0, ..ObjectReference::to(node) }
 }
 
 /// Formats the ranges as the API has them.
-fn list(ranges: &[Cidr]) -> Vec<String> {
+fn range_texts(ranges: &[Cidr]) -> Vec<String> {
     ranges.iter().map(Cidr::to_string).collect()
 }

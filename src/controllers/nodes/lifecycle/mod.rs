@@ -110,14 +110,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     c.watch(&nodes, &reconcile, keys::of_current(|_| true));
     c.sync_by(NODE_WORKERS, reconcile, &this, NodeLifecycle::reconcile);
 
-    let placed = c.queue_named("node_lifecycle_controller_pods", QueuePolicy::default());
+    let pod_queue = c.queue_named("node_lifecycle_controller_pods", QueuePolicy::default());
     let known = this.clone();
-    c.watch(&pods, &placed, move |change, queue| {
+    c.watch(&pods, &pod_queue, move |change, queue| {
         if is_placed(&change) && known.is_not_ready(&change.object().spec.node_name) {
             queue.add(change.object().meta.key());
         }
     });
-    c.sync_by(POD_WORKERS, placed, &this, NodeLifecycle::mark_pod_of_not_ready_node);
+    c.sync_by(POD_WORKERS, pod_queue, &this, NodeLifecycle::mark_pod_of_not_ready_node);
 
     c.sync_by(1, zones, &this, NodeLifecycle::taint_zone);
 
@@ -215,7 +215,7 @@ impl NodeLifecycle {
                 Some(NextNode::Node(node)) => node,
             };
             let outcome = self.taint(&node).await;
-            if self.settle(&zone, &node, outcome)
+            if self.record_taint_result(&zone, &node, outcome)
                 && let Ok(live) = self.client.get::<Node>(&ObjectKey::cluster(&node)).await
             {
                 self.mark_reachable(&live).await;
@@ -226,11 +226,16 @@ impl NodeLifecycle {
     /// Records how the attempt to taint a node ended; `Err` is the delay before the next. Returns
     /// whether all evictions have stopped meanwhile, so that the taint has to be removed again. In
     /// a zone that is disrupted in part it stays.
-    fn settle(&self, zone: &Istr, node: &ArcStr, outcome: Result<(), Duration>) -> bool {
+    fn record_taint_result(
+        &self,
+        zone: &Istr,
+        node: &ArcStr,
+        outcome: Result<(), Duration>,
+    ) -> bool {
         let mut state = self.state.lock();
         let Some(tainter) = state.tainters.get_mut(zone) else { return false };
         match outcome {
-            Ok(()) => tainter.done(node),
+            Ok(()) => tainter.finish(node),
             Err(wait) => tainter.retry(node, self.clock.monotonic() + wait),
         }
         outcome.is_ok() && zones::are_all_full(&state.zones)

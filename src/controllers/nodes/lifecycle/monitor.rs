@@ -192,7 +192,7 @@ impl NodeLifecycle {
             known.unmarked = observation.unmarked_after(known.unmarked, false);
             let zone = known.zone.clone();
             count_node(counts, node, &zone, observation.current);
-            self.mark(&mut state, node, &zone, observation.current);
+            self.update_tainter(&mut state, node, &zone, observation.current);
         }
         let settled = nodes.len() - to_write.len();
         if settled > 0 {
@@ -256,7 +256,7 @@ impl NodeLifecycle {
     }
 
     /// Adds a node that is not ready to the queue of its zone, and removes one that is ready.
-    fn mark(&self, state: &mut State, node: &Node, zone: &Istr, ready: Option<Ready>) {
+    fn update_tainter(&self, state: &mut State, node: &Node, zone: &Istr, ready: Option<Ready>) {
         let (Some(ready), Some(tainter)) = (ready, state.tainters.get_mut(zone)) else { return };
         let taint = match ready {
             Ready::True => {
@@ -319,7 +319,7 @@ impl NodeLifecycle {
         let zone = zone_of(&node);
         count_node(&mut counts.lock(), &node, &zone, observation.current);
         match observation.swap(&node) {
-            None => self.mark(&mut self.state.lock(), &node, &zone, observation.current),
+            None => self.update_tainter(&mut self.state.lock(), &node, &zone, observation.current),
             Some(_) if observation.current == Some(Ready::True) => self.mark_reachable(&node).await,
             Some(swap) => {
                 if let Err(error) = swap.write(&self.client, &self.clock, &node).await {
@@ -456,7 +456,7 @@ impl NodeLifecycle {
     }
 }
 
-/// Whether the node has a taint for eviction of this controller.
+/// Returns whether the node has a taint for eviction of this controller.
 fn is_tainted(node: &Node) -> bool {
     [taints::UNREACHABLE, taints::NOT_READY]
         .iter()

@@ -86,15 +86,15 @@ fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
 /// Upstream: `reconcileNodeLabels`.
 fn labels(node: &Node) -> Vec<(&'static str, Istr)> {
     let labels = &node.meta.labels;
-    let mut wrong = Vec::new();
+    let mut to_set = Vec::new();
     for (stable, beta) in LABELS {
         if let Some(value) = labels.get(stable)
             && labels.get(beta) != Some(value)
         {
-            wrong.push((beta, Istr::new(value)));
+            to_set.push((beta, Istr::new(value)));
         }
     }
-    wrong
+    to_set
 }
 
 #[cfg(test)]

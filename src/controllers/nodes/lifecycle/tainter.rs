@@ -74,7 +74,7 @@ impl Tainter {
     }
 
     /// Returns the first node that is due, for a token of the rate. It stays the first until
-    /// [`done`](Tainter::done), `retry` or `remove`.
+    /// [`finish`](Tainter::finish), `retry` or `remove`.
     pub fn next(&mut self, now: Duration) -> NextNode {
         let Some((&(due, _), node)) = self.waiting.first_key_value() else { return NextNode::Idle };
         let Some(token_in) = self.limiter.next_in() else { return NextNode::Idle };
@@ -86,7 +86,7 @@ impl Tainter {
     }
 
     /// Records that a node that was handed out is tainted, or needs no taint. It stays a member.
-    pub fn done(&mut self, node: &str) {
+    pub fn finish(&mut self, node: &str) {
         if let Some(place) = self.members.get_mut(node).and_then(Option::take) {
             self.waiting.remove(&place);
         }
@@ -135,7 +135,7 @@ mod tests {
                 let now = self.clock.monotonic();
                 match self.tainter.next(now) {
                     NextNode::Node(node) => {
-                        self.tainter.done(&node);
+                        self.tainter.finish(&node);
                         taken.push(node.to_string());
                     }
                     NextNode::Wait(wait) if now + wait <= end => self.clock.advance(wait),

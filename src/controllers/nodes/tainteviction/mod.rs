@@ -59,25 +59,25 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         planned: Mutex::default(),
     });
 
-    let tainted: Queue = c.queue_named("noexec_taint_node", QueuePolicy::default());
-    c.watch_resyncing(&nodes, None, &tainted, |change, queue| {
+    let node_queue: Queue = c.queue_named("noexec_taint_node", QueuePolicy::default());
+    c.watch_resyncing(&nodes, None, &node_queue, |change, queue| {
         if changes_taints(&change) {
             queue.add(change.object().meta.key());
         }
     });
-    c.sync_by(1, tainted, &this, |this, key| {
+    c.sync_by(1, node_queue, &this, |this, key| {
         this.sync_node(&key);
         std::future::ready(Ok(Next::Done))
     });
 
-    let placed: Queue = c.queue_named("noexec_taint_pod", QueuePolicy::default());
-    let concerned = this.clone();
-    c.watch_resyncing(&pods, None, &placed, move |change, queue| {
-        if concerned.may_be_evicted(&change) {
+    let pod_queue: Queue = c.queue_named("noexec_taint_pod", QueuePolicy::default());
+    let handler = this.clone();
+    c.watch_resyncing(&pods, None, &pod_queue, move |change, queue| {
+        if handler.may_be_evicted(&change) {
             queue.add(change.object().meta.key());
         }
     });
-    c.sync_by(1, placed, &this, |this, key| {
+    c.sync_by(1, pod_queue, &this, |this, key| {
         this.sync_pod(key);
         std::future::ready(Ok(Next::Done))
     });

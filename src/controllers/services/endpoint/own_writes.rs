@@ -32,7 +32,7 @@ impl OwnWrites {
         self.0.lock().get(key).is_some_and(|at| *at > seen)
     }
 
-    /// Whether `endpoints` is as it was last written.
+    /// Returns whether `endpoints` is as it was last written.
     fn is_last_write(&self, endpoints: &Endpoints) -> bool {
         let version = |at: &HistoryVersion| at.version;
         self.0.lock().get(&endpoints.meta.key()).map(version)

@@ -89,7 +89,7 @@ pub fn truncate(subsets: &mut [EndpointSubset]) -> bool {
         true => (MAX_CAPACITY, ready),
         false => (MAX_CAPACITY - ready, count_addresses(subsets) - ready),
     };
-    let mut left = room;
+    let mut room_left = room;
     for subset in subsets {
         let addresses = if only_ready {
             subset.not_ready_addresses.clear();
@@ -100,8 +100,8 @@ pub fn truncate(subsets: &mut [EndpointSubset]) -> bool {
         // Rounded up, so the last subset may get less than its part; in floating point, as
         // upstream.
         let part = (addresses.len() as f64 / total as f64 * room as f64).ceil() as usize;
-        addresses.truncate(part.min(left));
-        left -= addresses.len();
+        addresses.truncate(part.min(room_left));
+        room_left -= addresses.len();
     }
     true
 }

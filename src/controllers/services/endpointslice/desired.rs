@@ -78,7 +78,7 @@ pub struct Shape<'a> {
     copied: usize,
 }
 
-/// Whether `label` is never copied from the Service.
+/// Returns whether `label` is never copied from the Service.
 fn is_reserved(label: &str) -> bool {
     matches!(label, SERVICE_NAME | MANAGED_BY | HEADLESS)
 }
@@ -86,13 +86,13 @@ fn is_reserved(label: &str) -> bool {
 impl<'a> Shape<'a> {
     /// Computes what all slices of a Service and an address type have in common.
     pub fn new(service: &'a Service, address_type: &'a Istr) -> Shape<'a> {
-        let own = [(SERVICE_NAME, &*service.meta.name), (MANAGED_BY, MANAGER)];
+        let reserved = [(SERVICE_NAME, &*service.meta.name), (MANAGED_BY, MANAGER)];
         let headless = (!service.has_cluster_ip()).then_some((HEADLESS, ""));
         let copied = || service.meta.labels.iter().filter(|(key, _)| !is_reserved(key));
         Shape {
             service,
             address_type,
-            labels: copied().chain(own).chain(headless).collect(),
+            labels: copied().chain(reserved).chain(headless).collect(),
             copied: copied().count(),
         }
     }
@@ -149,7 +149,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// Whether `slice` is of this very Service, not of an earlier one of its name.
+/// Returns whether `slice` is of this very Service, not of an earlier one of its name.
 pub fn is_owned(slice: &EndpointSlice, service: &Service) -> bool {
     slice.meta.owners().iter().any(|owner| {
         owner.uid == service.meta.uid && owner.kind == "Service" && owner.api_version == "v1"

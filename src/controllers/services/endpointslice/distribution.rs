@@ -47,7 +47,7 @@ fn desired_hints(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     Some(hints)
 }
 
-/// Whether the endpoint has exactly the hints of `near`.
+/// Returns whether the endpoint has exactly the hints of `near`.
 fn has_hints(endpoint: &Endpoint, near: Near) -> bool {
     let none = EndpointHints::default();
     let has = endpoint.hints.as_ref().unwrap_or(&none);

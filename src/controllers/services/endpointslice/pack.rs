@@ -110,8 +110,8 @@ fn best_fit(slices: &[Arc<EndpointSlice>], more: usize, max: usize) -> Option<us
     if more >= max {
         return None;
     }
-    let left = |slice: &EndpointSlice| max.checked_sub(more + slice.endpoints.len());
-    let fits = slices.iter().enumerate().filter_map(|(at, slice)| Some((left(slice)?, at)));
+    let room_after = |slice: &EndpointSlice| max.checked_sub(more + slice.endpoints.len());
+    let fits = slices.iter().enumerate().filter_map(|(at, slice)| Some((room_after(slice)?, at)));
     fits.min().map(|(_, at)| at)
 }
 

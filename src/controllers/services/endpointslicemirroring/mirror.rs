@@ -234,12 +234,12 @@ fn mirrors_metadata(slice: &EndpointSlice, endpoints: &Endpoints) -> bool {
 /// Upstream: `newEndpointSlice`.
 fn new_slice(endpoints: &Endpoints, (address_type, ports): Kind) -> EndpointSlice {
     let meta = &endpoints.meta;
-    let own = [(SERVICE_NAME, Some(&*meta.name)), (MANAGED_BY, Some(MANAGER))];
+    let reserved = [(SERVICE_NAME, Some(&*meta.name)), (MANAGED_BY, Some(MANAGER))];
     EndpointSlice {
         meta: Meta {
             generate_name: prefix(&meta.name).into(),
             namespace: meta.namespace.clone(),
-            labels: relabelled(&meta.labels, &own),
+            labels: relabelled(&meta.labels, &reserved),
             annotations: mirrored_annotations(endpoints),
             owner_references: Some(Interned::alone([meta.controller_ref::<Endpoints>()])),
             ..Meta::default()

@@ -71,13 +71,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         }
     });
     c.watch(&services, &queue, |change, queue| {
-        let concerned = match &change {
+        let needs_sync = match &change {
             Change::Updated { old, new } => has_selector(old) != has_selector(new),
             Change::Resync { .. } => false,
             Change::Added { new, .. } => !has_selector(new),
             Change::Deleted(deleted) => !has_selector(deleted.object()),
         };
-        if concerned {
+        if needs_sync {
             queue.add(change.object().meta.key());
         }
     });

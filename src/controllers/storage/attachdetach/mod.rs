@@ -103,15 +103,15 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             pods_of(&users, &claim).iter().for_each(|pod| queue.add(pod.meta.key()));
         }
     });
-    let world = this.clone();
-    c.watch(&nodes, &node_queue, move |change, _| world.handle_node_change(&change));
-    let world = this.clone();
+    let handler = this.clone();
+    c.watch(&nodes, &node_queue, move |change, _| handler.handle_node_change(&change));
+    let handler = this.clone();
     c.watch(&attachments, &volume_queue, move |change, queue| {
-        let volume = world.world.lock().volume_of(&change.object().meta.name);
+        let volume = handler.world.lock().volume_of(&change.object().meta.name);
         volume.iter().for_each(|volume| queue.add(ObjectKey::cluster(volume)));
     });
-    let world = this.clone();
-    c.watch(&drivers, &pod_queue, move |change, _| world.handle_driver_change(&change));
+    let handler = this.clone();
+    c.watch(&drivers, &pod_queue, move |change, _| handler.handle_driver_change(&change));
 
     let start = this.clone();
     c.background(move |stop| async move {
@@ -413,9 +413,9 @@ impl AttachDetach {
     /// Upstream: `ProcessPodVolumes`.
     fn add_wanted_volumes(&self, pod: &Pod) {
         let (key, node) = (pod.meta.key(), &pod.spec.node_name);
-        let stays = (!pod.is_terminated()).then_some((&pod.meta.uid, node.as_str()));
-        let mut changed = self.world.lock().forget_pod(&key, stays);
-        if stays.is_some() && self.world.lock().is_managed(node) {
+        let current = (!pod.is_terminated()).then_some((&pod.meta.uid, node.as_str()));
+        let mut changed = self.world.lock().forget_pod(&key, current);
+        if current.is_some() && self.world.lock().is_managed(node) {
             let reference = PodRef { key, uid: pod.meta.uid.clone() };
             for spec in self.resolver.specs(pod) {
                 let spec = Arc::new(spec);

@@ -88,7 +88,8 @@ pub enum Lag {
 }
 
 impl Operation {
-    /// Whether the operation is under way: one that ended is forgotten, one that failed waits.
+    /// Returns whether the operation is under way: one that ended is forgotten, one that failed
+    /// waits.
     /// Upstream: `IsOperationPending`.
     pub fn is_pending(&self) -> bool {
         self.stage != Stage::Failed

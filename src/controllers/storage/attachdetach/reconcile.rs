@@ -148,7 +148,7 @@ fn may_detach(
     })
 }
 
-/// Whether the volume may be attached to one node at most.
+/// Returns whether the volume may be attached to one node at most.
 fn is_exclusive(spec: Option<&Spec>) -> bool {
     spec.is_some_and(|spec| !spec.multi_attach)
 }
@@ -375,7 +375,7 @@ impl StateOfWorld {
         }
     }
 
-    /// Whether the node's report has been written with this change.
+    /// Returns whether the node's report has been written with this change.
     fn is_written(&self, node: &str, change: u64) -> bool {
         change <= self.nodes.get(node).map_or(0, |node| node.written)
     }

@@ -222,11 +222,12 @@ impl StateOfWorld {
         wanted.pods.insert(pod.clone())
     }
 
-    /// Forgets what a pod wants, unless `now`, the pod's uid and node, are those that are known.
+    /// Forgets what a pod wants, unless `current`, the pod's uid and node, are those that are known.
     /// Returns its volumes.
-    pub fn forget_pod(&mut self, key: &ObjectKey, now: Option<(&Uid, &str)>) -> Vec<Istr> {
-        let is_same =
-            |pod: &WantingPod| now.is_some_and(|(uid, node)| pod.uid == *uid && pod.node == *node);
+    pub fn forget_pod(&mut self, key: &ObjectKey, current: Option<(&Uid, &str)>) -> Vec<Istr> {
+        let is_same = |pod: &WantingPod| {
+            current.is_some_and(|(uid, node)| pod.uid == *uid && pod.node == *node)
+        };
         if self.pods.get(key).is_none_or(is_same) {
             return Vec::new();
         }

@@ -52,12 +52,12 @@ fn plan_named(
             ))),
         };
     };
-    let taken = format!("volume {name:?} already bound to a different claim.");
-    let taken = PendingEvent::warning("FailedBinding", taken);
+    let notice = format!("volume {name:?} already bound to a different claim.");
+    let notice = PendingEvent::warning("FailedBinding", notice);
     match claim.meta.annotations.contains_key(BOUND_BY_CONTROLLER) {
-        false => Plan::Wait(Some(taken)),
+        false => Plan::Wait(Some(notice)),
         true => Plan::Refuse(
-            taken,
+            notice,
             format!(
                 "invalid binding of claim \"{}\" to volume {name:?}: volume already claimed by \
                  \"{}\"",

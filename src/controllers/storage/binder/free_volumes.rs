@@ -24,7 +24,7 @@ impl Modes {
         Modes(bits)
     }
 
-    /// Whether all of `others` are in this set.
+    /// Returns whether all of `others` are in this set.
     pub fn include(self, others: Modes) -> bool {
         self.0 & others.0 == others.0
     }

@@ -80,8 +80,8 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Whether `volume` meets the claim's requirements, except selector and class; it need not be
-    /// free.
+    /// Returns whether `volume` meets the claim's requirements, except selector and class; it need
+    /// not be free.
     fn is_suited_by(&self, volume: &PersistentVolume) -> bool {
         let class = |name| attributes_class(name);
         Modes::new(&volume.spec.access_modes).include(self.modes)
@@ -92,7 +92,7 @@ impl<'a> Request<'a> {
             && !volume.meta.is_being_deleted()
     }
 
-    /// Whether `volume` is free and meets all requirements of the claim.
+    /// Returns whether `volume` is free and meets all requirements of the claim.
     fn may_take(&self, volume: &PersistentVolume) -> bool {
         self.is_suited_by(volume)
             && volume.spec.claim_ref.is_none()

@@ -155,9 +155,9 @@ impl Binder {
                 return;
             }
             Change::Updated { old, new } => {
-                let follows = old.spec.claim_ref != new.spec.claim_ref
+                let affects_claims = old.spec.claim_ref != new.spec.claim_ref
                     || old.spec.access_modes != new.spec.access_modes;
-                if follows {
+                if affects_claims {
                     queue_claim(old);
                     queue_claim(new);
                 }
@@ -177,7 +177,7 @@ impl Binder {
         known: &Lister<PersistentVolume>,
     ) {
         let key = change.object().meta.key();
-        let follows = match &change {
+        let affects_volumes = match &change {
             Change::Deleted(last) => {
                 self.claims.forget(&key, &last.object().meta.uid);
                 self.timestamps.forget(&key.to_string());
@@ -186,7 +186,7 @@ impl Binder {
             Change::Updated { old, new } => old.spec.volume_name != new.spec.volume_name,
             Change::Added { .. } | Change::Resync { .. } => false,
         };
-        if follows {
+        if affects_volumes {
             for volume in known.by_index(&BY_CLAIM_REF, &IndexValue::Key(key.clone())) {
                 volumes.add(volume.meta.key());
             }

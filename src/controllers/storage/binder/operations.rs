@@ -36,19 +36,19 @@ struct OperationState {
 }
 
 impl OperationState {
-    /// Whether the operation may start: it does not run, and its delay has passed.
+    /// Returns whether the operation may start: it does not run, and its delay has passed.
     fn may_start(self, now: Duration) -> bool {
         !self.is_running && now > self.failed_at + self.delay
     }
 
     /// Returns the state after a failure, with twice the delay.
-    fn failed(self, now: Duration) -> OperationState {
+    fn after_failure(self, now: Duration) -> OperationState {
         let delay =
             if self.delay.is_zero() { FIRST_DELAY } else { (self.delay * 2).min(MAX_DELAY) };
         OperationState { is_running: false, delay, failed_at: now }
     }
 
-    /// Whether the failure is so old that it can be forgotten.
+    /// Returns whether the failure is so old that it can be forgotten.
     fn is_forgotten(self, now: Duration) -> bool {
         !self.is_running && now > self.failed_at + 4 * MAX_DELAY
     }
@@ -82,7 +82,7 @@ impl Operations {
         let this = self.clone();
         let work = async move {
             let ended = task::caught(work).await;
-            this.ended(&name, ended.unwrap_or_else(|panic| Err(Error::other(panic))));
+            this.record_end(&name, ended.unwrap_or_else(|panic| Err(Error::other(panic))));
         };
         // The receiver is dropped only together with the controller.
         let _ = self.start.try_send(Box::pin(work));
@@ -90,12 +90,12 @@ impl Operations {
 
     /// Records the end of an operation: forgets it after a success, and sets its delay after a
     /// failure.
-    fn ended(&self, name: &str, result: Result<(), Error>) {
+    fn record_end(&self, name: &str, result: Result<(), Error>) {
         let now = self.clock.monotonic();
         let mut known = self.known.lock();
         let Some(before) = known.remove(name) else { return };
         if let Err(error) = result {
-            let after = before.failed(now);
+            let after = before.after_failure(now);
             let delay = after.delay;
             log::error!(
                 "Operation for {name:?} failed. No retries permitted for {delay:?}. Error: {error}"
@@ -173,7 +173,7 @@ mod tests {
         let mut known =
             OperationState { is_running: true, delay: Duration::ZERO, failed_at: Duration::ZERO };
         for _ in 0..20 {
-            known = known.failed(Duration::ZERO);
+            known = known.after_failure(Duration::ZERO);
         }
         assert_eq!(known.delay, MAX_DELAY);
         assert!(!known.is_forgotten(MAX_DELAY) && known.is_forgotten(5 * MAX_DELAY));

@@ -51,14 +51,14 @@ impl Binder {
         self.operations.start(name, async move {
             let driver = plugins::driver_name(&class.provisioner).to_owned();
             this.timestamps.begin(&key, "provision", || driver.clone());
-            let made = match plugin {
+            let provisioned = match plugin {
                 None => this.ask_external(&claim, &driver).await,
                 Some(_) => this.make_host_path(&claim, &class).await,
             };
-            if made.is_err() {
+            if provisioned.is_err() {
                 this.timestamps.ended(&key, false);
             }
-            made
+            provisioned
         });
     }
 

@@ -93,11 +93,11 @@ impl State {
 fn conditions_patch(claim: &Value, new: Option<Value>, keeps_others: bool) -> Vec<Value> {
     let known = claim.pointer("/status/conditions").and_then(Value::as_array);
     let known = known.map(Vec::as_slice).unwrap_or_default();
-    let is = |condition: &Value, new: &Value| condition["type"] == new["type"];
+    let is_same_type = |condition: &Value, new: &Value| condition["type"] == new["type"];
     let is_obsolete = |condition: &&Value| {
         !keeps_others
             && CONDITIONS.iter().any(|name| condition["type"] == *name)
-            && new.as_ref().is_none_or(|new| !is(condition, new))
+            && new.as_ref().is_none_or(|new| !is_same_type(condition, new))
     };
     let mut patch: Vec<Value> = known
         .iter()
@@ -105,7 +105,7 @@ fn conditions_patch(claim: &Value, new: Option<Value>, keeps_others: bool) -> Ve
         .map(|condition| json!({ "type": condition["type"], "$patch": "delete" }))
         .collect();
     patch.extend(new.filter(|new| {
-        !known.iter().any(|known| is(known, new) && known["status"] == new["status"])
+        !known.iter().any(|known| is_same_type(known, new) && known["status"] == new["status"])
     }));
     patch
 }
