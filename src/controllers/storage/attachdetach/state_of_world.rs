@@ -222,7 +222,7 @@ impl StateOfWorld {
         wanted.pods.insert(pod.clone())
     }
 
-    /// Forgets what a pod wants, unless `current`, the pod's uid and node, are those that are known.
+    /// Forgets what a pod wants, unless `current`, its uid and node, are those that are known.
     /// Returns its volumes.
     pub fn forget_pod(&mut self, key: &ObjectKey, current: Option<(&Uid, &str)>) -> Vec<Istr> {
         let is_same = |pod: &WantingPod| {
