@@ -32,7 +32,7 @@ pub struct Charges {
 struct Usage {
     /// The newest version that this process has seen or written.
     version: u64,
-    /// What pods use, by that version.
+    /// The amounts that pods use, as the quota's status has them in that version.
     used: ResourceList,
     /// The charges in the order of their versions, at most [`MAX_CHARGES`]. Beyond that the two
     /// oldest become one, which waits for both: a sum that is too high is safe, because a count
@@ -44,7 +44,7 @@ struct Usage {
 struct Charge {
     version: u64,
     at: Duration,
-    /// Since when the cache of pods may have been older, without a list.
+    /// The time since which the cache of pods may have been older than the charge, without a list.
     unlisted: Duration,
     amounts: ResourceList,
 }

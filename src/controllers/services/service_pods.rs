@@ -47,7 +47,7 @@ pub fn hostname<'a>(pod: &'a Pod, service: &Service) -> Option<&'a Istr> {
 
 /// A Service's port that a pod offers.
 pub struct OfferedPort<'a> {
-    /// Its place in the Service.
+    /// The port's index in the Service.
     pub at: usize,
     pub port: &'a ServicePort,
     /// The port's number in the pod.

@@ -33,6 +33,7 @@ impl Plugin {
             Plugin::Csi => "kubernetes.io/csi",
             Plugin::Fc => "kubernetes.io/fc",
             Plugin::Iscsi => "kubernetes.io/iscsi",
+            // Each driver has its own name, which is in the spec.
             Plugin::Flex => "",
         }
     }
@@ -60,7 +61,7 @@ pub fn flex_driver_of(unique: &str) -> Option<(&str, &str)> {
 /// A volume, as a pod or a PersistentVolume describes it.
 #[derive(Debug, PartialEq)]
 pub struct Spec {
-    /// Its name in messages.
+    /// The volume's name in messages.
     pub name: Istr,
     pub plugin: Plugin,
     /// The volume's name in statuses of nodes. Upstream: `UniqueVolumeName`.
@@ -320,6 +321,7 @@ impl Resolver {
             Some(Spec { flex: None, .. }) => return true,
             Some(Spec { flex: Some(flex), .. }) => &*flex.driver,
             None if Plugin::from_unique_name(unique).is_some() => return true,
+            // No driver has an empty name.
             None => flex_driver_of(unique).map_or("", |(driver, _)| driver),
         };
         self.flex.as_ref().is_some_and(|drivers| drivers.attaches(driver))

@@ -152,7 +152,7 @@ impl Cleaner {
 /// The next step for an unused token.
 #[derive(Debug, PartialEq, Eq)]
 enum Step {
-    /// It was marked recently.
+    /// Nothing is to do yet: the token was marked recently.
     Wait,
     Invalidate {
         since: String,

@@ -153,7 +153,7 @@ struct Progress {
     migration: StorageVersionMigration,
     migrated: usize,
     total: usize,
-    /// When it was last written, in monotonic time.
+    /// The monotonic time at which the progress was last written.
     written_at: Duration,
 }
 

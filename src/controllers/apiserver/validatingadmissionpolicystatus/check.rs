@@ -345,8 +345,8 @@ fn exact_resources(rule: &NamedRuleWithOperations) -> Vec<(&str, &str, &str)> {
     exact
 }
 
-/// Returns the kinds that rules name, at most [`MAX_TYPES`] of a rule that reaches that number, and
-/// whether discovery lacks one of their resources.
+/// Returns the kinds that rules name exactly, and whether discovery lacks one of their resources.
+/// Stops at a rule that names [`MAX_TYPES`] kinds, as upstream.
 fn kinds_of_rules(
     rules: &[NamedRuleWithOperations],
     discovery: &Discovery,

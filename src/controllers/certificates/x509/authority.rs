@@ -76,7 +76,7 @@ pub struct Authority {
 
 /// The properties of a certificate beside those in its request.
 pub struct Template<'a> {
-    /// As `spec.usages` names them.
+    /// The usages, by the names that `spec.usages` gives them.
     pub usages: &'a [Istr],
     pub lifetime: Duration,
     pub now: Timestamp,

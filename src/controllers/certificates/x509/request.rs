@@ -53,7 +53,7 @@ pub struct AlternativeNames {
     pub emails: Vec<String>,
     /// Addresses of 4 or 16 bytes.
     pub ips: Vec<Vec<u8>>,
-    /// In the form in which Go writes them.
+    /// The URIs in the form in which Go writes them.
     pub uris: Vec<String>,
 }
 

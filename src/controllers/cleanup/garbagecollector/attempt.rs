@@ -16,11 +16,11 @@ use crate::objects::{Istr, Meta, ObjectKey, OwnerReference, PartialObjectMetadat
 
 /// The state of an owner, as `classify` finds it.
 enum Owner {
-    /// It exists, and does not wait for its dependents.
+    /// The owner exists, and does not wait for its dependents.
     Solid,
     /// There is no such object.
     Dangling,
-    /// It is being deleted in the foreground: it waits for its dependents.
+    /// The owner is being deleted in the foreground: it waits for its dependents.
     WaitsForDependents,
 }
 

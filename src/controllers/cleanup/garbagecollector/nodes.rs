@@ -98,11 +98,12 @@ pub struct Node {
     pub owners: Option<Interned<[OwnerReference]>>,
     pub dependents: Dependents,
     pub being_deleted: bool,
-    /// Waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
+    /// Whether it waits, under the finalizer `foregroundDeletion`, until its dependents are gone.
     pub deleting_dependents: bool,
-    /// Known from others' references alone: no watch has shown it.
+    /// Whether it is known from others' references alone: no watch has shown it.
     pub is_virtual: bool,
-    /// An owner that no watch has shown was found not to exist, as after a restore of a backup.
+    /// Whether an owner that no watch has shown was found not to exist, as after a restore of a
+    /// backup.
     pub has_unseen_owner: bool,
 }
 

@@ -17,7 +17,7 @@ const POD_GROUPS_GATE: &str = "GenericWorkload";
 pub(super) enum UnsharedClaims {
     /// The release is older, or claims are shared.
     Allowed,
-    /// Not if the PodGroup has the same entry.
+    /// Allowed unless the PodGroup has the same entry.
     ByGroup(Lister<PodGroup>),
     /// The gate of PodGroups is off, so they are not read.
     Refused,

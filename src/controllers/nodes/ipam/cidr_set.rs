@@ -97,7 +97,7 @@ impl CidrSet {
     /// Frees every range that `cidr` touches.
     ///
     /// # Errors
-    /// As [`CidrSet::occupy`].
+    /// When it lies outside of the cluster's range.
     pub fn release(&mut self, cidr: &Cidr) -> Result<(), String> {
         let freed = self.set_used(cidr, false)?;
         self.allocated -= freed;

@@ -6,7 +6,7 @@ use crate::options::Options;
 const DEFAULT_V4: i32 = 24;
 const DEFAULT_V6: i32 = 64;
 
-/// What the flags ask for.
+/// The ranges that the flags ask for.
 #[derive(Debug, PartialEq)]
 pub struct Config {
     /// The ranges of the cluster, one of each family, and the prefix of a node in each.

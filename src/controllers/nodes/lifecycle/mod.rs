@@ -187,7 +187,8 @@ struct Known {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unmarked {
     No,
-    /// They could not all be marked, or the answer to the write of the node's conditions is lost.
+    /// Some may: they could not all be marked, or the answer to the write of the node's conditions
+    /// is lost.
     /// Upstream: `nodesToRetry`.
     Failed,
     /// The node was Unknown when this manager first saw it: another one may have died before it

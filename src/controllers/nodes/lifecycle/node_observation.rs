@@ -13,7 +13,7 @@ pub struct NodeObservation {
     pub current: Option<Ready>,
     /// The conditions to write first.
     pub write: Option<Vec<NodeCondition>>,
-    /// Nothing was heard of the node for its grace period.
+    /// Whether nothing was heard of the node for its grace period.
     pub is_silent: bool,
 }
 

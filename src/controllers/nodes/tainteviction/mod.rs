@@ -121,7 +121,7 @@ struct TaintEviction {
 /// A pod that is to be deleted.
 struct Planned {
     uid: Uid,
-    /// When it was planned, and when it is due, on the monotonic clock.
+    /// The times at which it was planned and at which it is due, on the monotonic clock.
     created: Duration,
     due: Duration,
     stage: Stage,
@@ -132,9 +132,9 @@ struct Planned {
 #[derive(Clone, Copy, PartialEq)]
 /// How far an eviction is. Each one is announced by one event.
 enum Stage {
-    /// It is not announced yet.
+    /// No event is recorded yet.
     Waiting,
-    /// It is announced, and not announced again; a request is to be made, for the first time or
+    /// The event is recorded, and is not repeated; a request is to be made, for the first time or
     /// once more.
     Announced,
     /// A request is under way: the end of the eviction is not announced.

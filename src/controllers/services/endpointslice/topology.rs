@@ -308,6 +308,8 @@ fn giving_and_receiving(
     while let (Some((from, gives)), Some((to, takes))) =
         (largest(&mut surplus), largest(&mut shortage))
     {
+        // Upstream's limits: neither zone moves less than half an endpoint, and one of them moves a
+        // whole one.
         if (*gives < 1.0 && *takes < 1.0) || *gives < 0.5 || *takes < 0.5 {
             break;
         }

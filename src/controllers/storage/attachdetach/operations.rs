@@ -51,7 +51,7 @@ pub struct PodRef {
 pub struct Operation {
     pub kind: Kind,
     pub node: Istr,
-    /// It excludes operations of the volume on all nodes, not on this one alone.
+    /// Whether it excludes operations of the volume on all nodes, not on this one alone.
     exclusive: bool,
     pub stage: Stage,
     /// `None`: a volume that was attached before the start and that no pod uses.
@@ -159,6 +159,7 @@ impl Operation {
         let handle = csi.map_or("", |csi| &csi.handle);
         let (driver, verb) = match self.kind {
             Kind::Attach => (csi.map_or("unknown", |csi| &csi.driver), "attach"),
+            // Upstream names no driver here.
             Kind::Detach => ("unknown", "detach"),
         };
         format!(

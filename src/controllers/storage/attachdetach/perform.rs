@@ -91,6 +91,7 @@ impl AttachDetach {
             },
         };
         metrics::observe_operation(&plugin, operation.kind.name(), result.is_ok(), migrated, took);
+        // `nil` is what Go prints for a volume without a spec.
         let volume = operation.spec.as_ref().map_or("nil", |spec| spec.name.as_str());
         match (operation.kind, result) {
             (Kind::Attach, Ok(())) => {
@@ -264,6 +265,7 @@ impl AttachDetach {
         let key = ObjectKey::cluster(attachment);
         let is_attached = match self.client.get::<VolumeAttachment>(&key).await {
             Ok(found) => found.status.attached,
+            // Any other error leaves it unknown: the volume stays attached.
             Err(error) => !error.is_not_found(),
         };
         if !is_attached {

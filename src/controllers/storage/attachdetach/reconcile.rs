@@ -108,7 +108,7 @@ impl Plan {
 /// Why a detach does not wait for the node; `None`: the node has let the volume go.
 type Forced = Option<&'static str>;
 
-/// What to do about a volume on one node. A time is that of the next check, unless something
+/// The next step for a volume on one node. A time is that of the next check, unless something
 /// changes before.
 #[derive(Debug, PartialEq)]
 enum Step {

@@ -48,20 +48,21 @@ pub(super) struct Wanted {
 /// The attachment of a volume to one node.
 #[derive(Default)]
 pub(super) struct Attached {
-    /// `false`: an operation failed half-way, or the attachment was found at the start.
+    /// Whether it is certain. Not if an operation failed half-way, or the attachment was found at
+    /// the start.
     pub confirmed: bool,
-    /// Since when no pod on the node uses it.
+    /// The time since which no pod on the node uses it.
     pub unwanted_since: Option<Duration>,
-    /// When the attachment, which does not say "attached", is checked again.
+    /// The time at which the attachment, which does not say "attached", is checked again.
     pub verify_at: Option<Duration>,
 }
 
 /// A node with volumes, or whose volumes this controller manages.
 #[derive(Default)]
 pub(super) struct Node {
-    /// Its kubelet leaves attaching to this controller.
+    /// Whether its kubelet leaves attaching to this controller.
     managed: bool,
-    /// It was deleted while pods still wanted volumes on it.
+    /// Whether it was deleted while pods still wanted volumes on it.
     gone: bool,
     /// The volumes that the kubelet uses, and those that were attached since its status was last
     /// seen.
@@ -83,7 +84,7 @@ pub(super) struct Node {
 /// What the status of a node is known to list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Listed {
-    /// What the cache says.
+    /// What the cached Node lists.
     #[default]
     Cached,
     /// What was written last.

@@ -54,6 +54,8 @@ fn plan_named(
     };
     let notice = format!("volume {name:?} already bound to a different claim.");
     let notice = PendingEvent::warning("FailedBinding", notice);
+    // The user's choice waits for the volume. A volume that this controller chose must not be
+    // another claim's, so that is an error.
     match claim.meta.annotations.contains_key(BOUND_BY_CONTROLLER) {
         false => Plan::Wait(Some(notice)),
         true => Plan::Refuse(

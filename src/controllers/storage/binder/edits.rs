@@ -14,9 +14,9 @@ use crate::objects::{Labels, Meta, PersistentVolume, PersistentVolumeClaim, Quan
 /// A change of metadata and spec.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Edit {
-    /// All of them.
+    /// All annotations of the object after the change; `None`: unchanged.
     pub annotations: Option<Labels>,
-    /// All of them.
+    /// All finalizers of the object after the change; `None`: unchanged.
     pub finalizers: Option<Vec<String>>,
     /// Fields of the spec; null removes.
     pub spec: Vec<(&'static str, Value)>,

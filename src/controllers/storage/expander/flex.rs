@@ -72,18 +72,20 @@ impl State {
             return Step::Unmark;
         }
         let status = &*self.status;
-        let resumes = match self.volume.compare(self.wanted).is_lt() {
+        // Whether the size of an earlier attempt is kept: it may have been reached in part.
+        let keeps_size = match self.volume.compare(self.wanted).is_lt() {
             true => matches!(
                 status,
                 CONTROLLER_IN_PROGRESS | NODE_PENDING | NODE_IN_PROGRESS | NODE_INFEASIBLE
             ),
             false => match status {
+                // The volume has the size already: the kubelet does the rest.
                 NODE_IN_PROGRESS | NODE_PENDING => return Step::Nothing,
                 NODE_INFEASIBLE => return Step::AwaitNode,
                 status => matches!(status, CONTROLLER_IN_PROGRESS | CONTROLLER_INFEASIBLE | ""),
             },
         };
-        Step::Expand(self.allocated.filter(|_| resumes).unwrap_or(self.wanted))
+        Step::Expand(self.allocated.filter(|_| keeps_size).unwrap_or(self.wanted))
     }
 }
 
