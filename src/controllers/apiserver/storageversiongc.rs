@@ -108,7 +108,7 @@ impl StorageVersions {
         };
         let mut without_lease = Vec::new();
         for server in server_ids(&live) {
-            // Only a lease that certainly does not exist counts.
+            // The live lease decides: the cache may lack it.
             if !self.live_lease(server).await?.is_some_and(|lease| is_identity_lease(&lease)) {
                 without_lease.push(server.to_owned());
             }

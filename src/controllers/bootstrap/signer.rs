@@ -94,7 +94,6 @@ fn with_signatures(data: &Labels, secrets: &BTreeMap<&str, &[u8]>) -> Option<Lab
 
 /// Signs `content`: returns a compact JWS without its payload (RFC 7515, appendix F), by
 /// HMAC-SHA256. Upstream: `jws.ComputeDetachedSignature`.
-/// Upstream: `jws.ComputeDetachedSignature`.
 fn detached_jws(content: &str, id: &str, secret: &[u8]) -> String {
     let header = json!({ "alg": "HS256", "kid": id }).to_string();
     let header = URL_SAFE_NO_PAD.encode(header);

@@ -124,6 +124,7 @@ impl Evaluator for Count {
         if !self.informer.has_synced() {
             return Err(not_synced(self.resource()));
         }
+        // Counted objects match no scope.
         let count = if scopes.is_empty() { self.informer.count_in(namespace) } else { 0 };
         let count = Quantity::new(i64::try_from(count).unwrap_or(i64::MAX));
         Ok(names(self.resource()).map(|name| (name, count)).collect())
@@ -169,6 +170,7 @@ impl Registry {
             .filter(|count| count.upgrade().is_some_and(|count| count.counts(resource)));
         let earlier = living.cloned().collect();
         let count = Arc::new(Count { informer: informer.clone(), earlier });
+        // Drops the dead ones before the list would grow.
         if counts.len() == counts.capacity() {
             counts.retain(|count| count.strong_count() > 0);
         }

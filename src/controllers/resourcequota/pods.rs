@@ -105,7 +105,7 @@ fn charged_until(pod: &Pod) -> Option<Timestamp> {
 }
 
 /// Returns the time until the first of `pods` that are being deleted is charged no longer, though
-/// it still exists.
+/// it still exists; `None` if no pod is being deleted and charged.
 pub fn next_release<'a>(
     pods: impl IntoIterator<Item = &'a Arc<Pod>>,
     now: Timestamp,

@@ -315,7 +315,6 @@ impl Resolver {
     /// Returns whether there is a plugin that detaches the volume: that of its spec, or without one
     /// that of its unique name. Upstream: `findDetachablePluginBySpec`,
     /// `FindAttachablePluginByName`.
-    /// Upstream: `findDetachablePluginBySpec`, `FindAttachablePluginByName`.
     pub fn is_detachable(&self, spec: Option<&Spec>, unique: &str) -> bool {
         let driver = match spec {
             Some(Spec { flex: None, .. }) => return true,

@@ -212,7 +212,8 @@ fn decode_host(scheme: &str, text: &str) -> Result<Vec<u8>, String> {
         Some(0) => {}
         Some(_) => return Err("invalid IP-literal".to_owned()),
         None => {
-            // Addresses of several hosts are in use, but not with these schemes.
+            // Other schemes may have a list of hosts with ports, of which Go checks the last port
+            // only.
             let colon = match scheme {
                 "http" | "https" => text.find(':'),
                 _ => text.rfind(':'),

@@ -257,8 +257,9 @@ impl Graph {
         }
     }
 
-    /// Queues what a deletion needs if it has just begun to wait for the garbage collector, under
-    /// the finalizer `orphan` or `foregroundDeletion`.
+    /// Starts the work for a deletion that has just begun to wait for the garbage collector, under
+    /// the finalizer `orphan` or `foregroundDeletion`: queues the object, and in the foreground its
+    /// dependents too.
     fn handle_deletion_start(
         &mut self,
         uid: &Uid,

@@ -69,8 +69,8 @@ impl TaintEviction {
         Ok(())
     }
 
-    /// Sets the condition of the live pod, and deletes it. Returns `false` if the pod did not
-    /// exist. A pod that is being deleted already counts as evicted, as upstream.
+    /// Sets the condition of the live pod, and deletes it. Returns `false` if another pod has the
+    /// name now. A pod that is being deleted already counts as evicted, as upstream.
     async fn announce_and_delete(&self, id: &ObjectId) -> Result<bool, Error> {
         let pods = self.client.resource(&Pod::RESOURCE);
         let pod: Value = pods.get(&id.key).await?;

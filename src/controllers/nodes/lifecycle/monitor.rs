@@ -159,6 +159,7 @@ impl NodeLifecycle {
         if state.zones.contains_key(&zone) {
             return;
         }
+        // The metric shows the zone before its first eviction.
         EVICTIONS.with_label_values(&[&*zone]).inc_by(0);
         let tainter = Tainter::new(self.rates.normal, self.clock.clone());
         state.tainters.insert(zone.clone(), tainter);

@@ -37,7 +37,7 @@ impl NodeLifecycle {
         {
             errors.push(Error::during("failed to swap taints of node", error));
         }
-        let labels = labels(&node);
+        let labels = labels_to_set(&node);
         if !labels.is_empty() {
             let labels: serde_json::Map<_, _> =
                 labels.into_iter().map(|(name, value)| (name.to_owned(), json!(value))).collect();
@@ -84,7 +84,7 @@ fn no_schedule_swap(node: &Node) -> Option<Swap<'static>> {
 
 /// Returns the beta labels that differ from their stable labels, with the values to set.
 /// Upstream: `reconcileNodeLabels`.
-fn labels(node: &Node) -> Vec<(&'static str, Istr)> {
+fn labels_to_set(node: &Node) -> Vec<(&'static str, Istr)> {
     let labels = &node.meta.labels;
     let mut to_set = Vec::new();
     for (stable, beta) in LABELS {
@@ -178,7 +178,7 @@ mod tests {
         ] {
             let node: Node =
                 serde_json::from_value(json!({ "metadata": { "labels": given } })).unwrap();
-            assert_eq!(json!(labels(&node)), expected, "{given}");
+            assert_eq!(json!(labels_to_set(&node)), expected, "{given}");
         }
     }
 }

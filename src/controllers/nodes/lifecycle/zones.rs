@@ -105,6 +105,7 @@ pub fn update(
         states.entry(zone.clone()).or_insert(ZoneState::Initial);
     }
     states.retain(|zone, _| counts.contains_key(zone));
+    // Both are true without zones: then nothing changes.
     let all_are_full = new.values().all(ZoneState::is_full);
     let all_were_full = states.values().all(ZoneState::is_full);
     if all_are_full && all_were_full {

@@ -288,9 +288,9 @@ impl Reconciler {
     }
 }
 
-/// Turns a deletion and a creation into one update where the address type allows it. Only slices of
-/// this very Service are reused: those of an earlier one of its name are the garbage collector's.
-/// Upstream: `recycleSlices`.
+/// Turns deletions and creations of slices into updates, pair by pair, where the address type
+/// allows it. Only slices of this very Service are reused: those of an earlier one of its name are
+/// the garbage collector's. Upstream: `recycleSlices`.
 fn recycle(service: &Service, plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
     delete.retain(|old| {

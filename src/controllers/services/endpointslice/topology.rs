@@ -20,7 +20,6 @@ type ByZone = BTreeMap<Istr, i64>;
 
 /// Returns whether the Service asks for topology mode `Auto`. If it has both annotations, the older
 /// one decides. Upstream: `hintsEnabled`.
-/// Upstream: `hintsEnabled`.
 pub fn is_requested(service: &Service) -> bool {
     let annotations = &service.meta.annotations;
     let mode = annotations

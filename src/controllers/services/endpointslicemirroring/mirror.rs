@@ -167,8 +167,8 @@ pub fn plan(
     plan
 }
 
-/// Turns a deletion and a creation of the same address type into one update. Upstream:
-/// `recycleSlices`.
+/// Turns deletions and creations of slices of the same address type into updates, pair by pair.
+/// Upstream: `recycleSlices`.
 fn recycle(plan: &mut Plan) {
     let Plan { create, update, delete, .. } = plan;
     let mut new: BTreeMap<Istr, VecDeque<EndpointSlice>> = BTreeMap::new();

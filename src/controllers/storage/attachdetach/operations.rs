@@ -97,7 +97,6 @@ impl Operation {
 
     /// Returns when an operation of `kind` may begin after this one, which has failed; `None` if it
     /// may begin now. Upstream: `SafeToRetry`.
-    /// Upstream: `SafeToRetry`.
     pub fn retry_at(&self, kind: Kind, now: Duration) -> Option<Duration> {
         let delay = if self.kind == kind { self.delay } else { OTHER_KIND_DELAY };
         let at = self.last_failure + delay;

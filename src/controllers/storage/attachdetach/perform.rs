@@ -162,6 +162,7 @@ impl AttachDetach {
             drivers.probe(&flex.driver).await;
             return drivers.attach(flex, node).await.map(Some);
         }
+        // Volumes of FC and iSCSI need no operation.
         let Some(csi) = &spec.csi else { return Ok(Some(Istr::default())) };
         let name = attachment_name(&csi.handle, &csi.driver, node);
         if self.attachments.get(&ObjectKey::cluster(&name)).is_some() {

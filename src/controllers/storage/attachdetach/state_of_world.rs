@@ -240,11 +240,11 @@ impl StateOfWorld {
         pod.volumes.into_iter().collect()
     }
 
-    /// Removes the pods that `drop` selects from those that want the volume on `node`.
-    fn remove_pods(&mut self, name: &Istr, node: &Istr, drop: impl Fn(&PodRef) -> bool) {
+    /// Removes the pods that `is_removed` selects from those that want the volume on `node`.
+    fn remove_pods(&mut self, name: &Istr, node: &Istr, is_removed: impl Fn(&PodRef) -> bool) {
         let Some(volume) = self.volumes.get_mut(name) else { return };
         let Some(wanted) = volume.wanted.get_mut(node) else { return };
-        wanted.pods.retain(|pod| !drop(pod));
+        wanted.pods.retain(|pod| !is_removed(pod));
         if wanted.pods.is_empty() {
             volume.wanted.remove(node);
             if let Some(node) = self.nodes.get_mut(node) {

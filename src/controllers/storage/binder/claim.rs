@@ -96,7 +96,6 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
 
 /// Returns the default class: if there are several, the newest, then the first by name. Upstream:
 /// `util.GetDefaultClass`.
-/// Upstream: `util.GetDefaultClass`.
 pub fn default_class(classes: &[Arc<StorageClass>]) -> Option<&StorageClass> {
     let defaults = classes.iter().filter(|class| class.is_default());
     let order = |class: &&Arc<StorageClass>| {

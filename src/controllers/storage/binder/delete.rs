@@ -22,6 +22,7 @@ impl Binder {
         let (this, volume) = (self.clone(), volume.clone());
         self.operations.start(name, async move {
             let deleted = this.delete_now(&volume, plugin).await;
+            // A success is recorded when the watch shows the deletion.
             if deleted.is_err() {
                 this.timestamps.ended(&volume.meta.name, false);
             }

@@ -149,6 +149,7 @@ impl Binder {
             Change::Deleted(last) => {
                 let meta = &last.object().meta;
                 self.volumes.forget(&meta.key(), &meta.uid);
+                // The end of its deletion, if this controller has started one.
                 self.timestamps.ended(&meta.name, true);
                 self.free_volumes.lock().remove(&last.object().meta.name);
                 queue_claim(last.object());

@@ -125,6 +125,7 @@ impl Binder {
         if cached.as_ref().is_some_and(|claim| claim.meta.uid == reference.uid) {
             return Ok(cached);
         }
+        // An earlier sync has read the API server and released the volume.
         if cached.is_none() && is_released(volume) {
             return Ok(None);
         }
@@ -159,6 +160,7 @@ impl Binder {
 
     /// Recycles, deletes or keeps a released volume, by its policy. Upstream: `reclaimVolume`.
     async fn reclaim(self: &Arc<Self>, volume: &Arc<PersistentVolume>) -> SyncResult {
+        // The provisioner of the CSI driver reclaims it.
         if volume.meta.annotations.get(MIGRATED_TO).is_some_and(|driver| !driver.is_empty()) {
             return Ok(Next::Done);
         }
