@@ -341,6 +341,7 @@ fn new_status(quota: &ResourceQuota, measured: &ResourceList) -> Option<Resource
     let mut new = old.clone();
     measured.iter().for_each(|(name, amount)| new.insert(name.clone(), amount));
     new.retain(|name| quota.spec.hard.has(name));
+    // A new quota gets a status even if its limits or its usage are empty.
     let is_current = !hard.is_empty()
         && !used.is_empty()
         && quota.limits().amounts_equal(&hard.quantities())

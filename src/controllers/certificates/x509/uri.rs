@@ -135,12 +135,14 @@ fn normalize_without_fragment(text: &str) -> Result<String, String> {
     }
     if !hierarchy.starts_with('/') {
         if !scheme.is_empty() {
+            // An opaque URI, as `mailto:name`, stays as it is.
             return Ok(form + hierarchy + &query);
         }
         if hierarchy.split('/').next().is_some_and(|segment| segment.contains(':')) {
             return Err("first path segment in URL cannot contain colon".to_owned());
         }
     }
+    // Go reads `///path` without a scheme as a path.
     let has_authority = !scheme.is_empty() || !hierarchy.starts_with("///");
     let after_slashes = if has_authority { hierarchy.strip_prefix("//") } else { None };
     let path = match after_slashes {
@@ -156,6 +158,7 @@ fn normalize_without_fragment(text: &str) -> Result<String, String> {
         }
     };
     let path = Part::Path.normalize(path)?;
+    // Without `./` the first segment would be read as a scheme.
     if form.is_empty() && path.split('/').next().is_some_and(|segment| segment.contains(':')) {
         form += "./";
     }

@@ -67,6 +67,7 @@ impl Health {
             (None, Some(_)) => seen_at(now),
             (Some(before), None) => Health { ready, ..before.clone() },
             (Some(before), Some(_)) => match before.ready {
+                // Only a new heartbeat is a sign of life.
                 Some((known, _)) if known == heartbeat => before.clone(),
                 _ => seen_at(now),
             },

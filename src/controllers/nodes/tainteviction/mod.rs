@@ -275,6 +275,7 @@ impl TaintEviction {
         if begins {
             self.record_event(&key, "Marking for deletion Pod");
         }
+        // `Ok` says whether the pod was there to be deleted.
         let result = match self.pods.get(&key).filter(|pod| pod.meta.uid == uid) {
             Some(pod) => self.delete(&pod).await.map(|()| true),
             None => Ok(false),
@@ -314,6 +315,7 @@ impl TaintEviction {
         if !is_refusal(&error) {
             return Err(error);
         }
+        // Without a plan the eviction was cancelled: it is not retried.
         let refusals = self.planned.lock().get_mut(key).map_or(REFUSALS, |planned| {
             planned.refusals += 1;
             planned.refusals

@@ -12,7 +12,8 @@ use crate::task;
 pub fn new_path() -> String {
     let random: u128 = fastrand::u128(..);
     let hex = format!("{random:032x}");
-    // Version 4, as upstream's `uuid.NewUUID`.
+    // Version 4, as upstream's `uuid.NewUUID`: the digits 12 and 16 are those of version and
+    // variant.
     let (variant, _) = ("89ab".split_at(fastrand::usize(..4)).1).split_at(1);
     format!(
         "/tmp/hostpath_pv/{}-{}-4{}-{variant}{}-{}",
@@ -33,7 +34,7 @@ fn make_blocking(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().recursive(true).mode(0o750).create(path)
 }
 
-/// Removes the directory with its content.
+/// Removes the directory with its content; fails if the path has no `/tmp/`.
 pub async fn remove(path: String) -> Result<(), String> {
     if !is_ours(&path) {
         return Err(format!(
