@@ -307,8 +307,8 @@ impl Graph {
                 }
             }
         }
-        // A virtual node by whose identity no dependent differs, or a real node by its own
-        // identity.
+        // The object is gone: no dependent of the virtual node names it by another identity, or a
+        // real node has the identity that was read.
         if is_virtual && others.is_empty() || !is_virtual && node_identity == *identity {
             return self.remove(identity, emit);
         }

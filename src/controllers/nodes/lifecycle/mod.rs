@@ -256,6 +256,7 @@ impl NodeLifecycle {
         let swap = Swap { effect: NO_EXECUTE, add: vec![add], remove: vec![remove] };
         if let Err(error) = swap.write(&self.client, &self.clock, &node).await {
             log::error!("unable to taint unresponsive Node {name:?} with {add}: {error}");
+            // The next attempt is at once, as far as the rate permits.
             return Err(Duration::ZERO);
         }
         EVICTIONS.with_label_values(&[&*zones::zone_of(&node)]).inc();

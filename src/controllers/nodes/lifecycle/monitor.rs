@@ -231,6 +231,7 @@ impl NodeLifecycle {
                 log::warn!("{} nodes seem silent, and stay as they are: {error}", silent.len());
                 silent.iter_mut().for_each(|(node, observation)| observation.suspend(node));
             }
+            // An error that lasts, as a missing permission: the caches decide.
             Err(error) => log::error!("Leases of nodes that seem silent cannot be read: {error}"),
         }
     }

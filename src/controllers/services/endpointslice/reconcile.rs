@@ -171,6 +171,7 @@ impl Reconciler {
         // Ports that no endpoint has any more.
         plan.delete.extend(by_ports.into_values().flatten());
 
+        // A Service without endpoints keeps one empty slice, the placeholder.
         if plan.create.is_empty() && plan.update.is_empty() && plan.unchanged.is_empty() {
             match &plan.delete[..] {
                 [only] if shape.is_placeholder(only) => plan.unchanged.append(&mut plan.delete),

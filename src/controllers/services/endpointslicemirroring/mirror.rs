@@ -41,6 +41,7 @@ pub fn desired(endpoints: &Endpoints, max: usize) -> Desired {
         let EndpointSubset { addresses, not_ready_addresses, ports } = subset;
         let ports = slice_ports(&ports);
         let kind = |family: &str| (Istr::new(family), ports.clone());
+        // A kind without endpoints is there too, so that its slices are deleted.
         for family in ["IPv4", "IPv6"] {
             desired.kinds.entry(kind(family)).or_default();
         }
@@ -137,7 +138,7 @@ pub fn plan(
             continue;
         }
         plan.efficiency.push((count, 1));
-        // One placeholder is sufficient.
+        // One slice holds all endpoints of a kind, as at most `max` are mirrored.
         let mut existing = existing.into_iter();
         let first = existing.next();
         plan.delete.extend(existing);

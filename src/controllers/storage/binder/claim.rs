@@ -185,6 +185,7 @@ impl Binder {
         let naming = self.volumes.candidates(&BY_CLAIM_REF, &IndexValue::Key(claim.meta.key()));
         let newest = |name: &ArcStr| self.volumes.get(&ObjectKey::cluster(name));
         let free_volumes = self.free_volumes.lock();
+        // Of a delayed class the scheduler chooses among the free volumes.
         let free = if delayed { None } else { Some(&*free_volumes) };
         let best = matching::best_match(claim, naming, free, newest, self.attributes_classes);
         drop(free_volumes);

@@ -131,6 +131,8 @@ pub fn claim_status(
             let name = &volume.meta.name;
             return Err(format!("PersistentVolume {name:?} is without a storage capacity"));
         };
+        // Until the node has grown the file system, the claim shows the capacity before the
+        // expansion.
         let before = volume.meta.annotations.get(PRE_RESIZE_CAPACITY);
         let capacity = match before.map(str::parse::<Quantity>) {
             Some(before) => Some(before.unwrap_or(capacity)),
