@@ -138,7 +138,7 @@ pub fn plan(
             continue;
         }
         plan.efficiency.push((count, 1));
-        // One slice holds all endpoints of a kind, as at most `max` are mirrored.
+        // One slice holds the endpoints of a kind, up to `max`.
         let mut existing = existing.into_iter();
         let first = existing.next();
         plan.delete.extend(existing);

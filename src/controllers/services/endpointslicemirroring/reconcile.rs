@@ -48,8 +48,8 @@ impl Reconciler {
         let plan = plan(endpoints, desired, existing, self.max);
         metrics::observe(plan.changes, skipped);
         self.counts.set(&endpoints.meta.key(), plan.efficiency.iter().copied());
-        // A slice that an earlier process wrote is recorded too, so that foreign changes are
-        // noticed.
+        // A slice that an earlier process wrote is recorded too, so that its deletion by another
+        // client queues the Endpoints.
         for slice in plan.current.iter().filter(|slice| !self.tracker.has(slice)) {
             self.tracker.record_write(slice);
         }
