@@ -255,7 +255,8 @@ struct AuthorityFiles {
 struct LoadedPair {
     certificate: Vec<u8>,
     key: Vec<u8>,
-    /// An error unless the file has exactly one certificate. Then each signing fails.
+    /// The authority; an error, with which each signing fails, unless the file has exactly one
+    /// certificate.
     authority: Result<Arc<Authority>, String>,
 }
 

@@ -161,7 +161,7 @@ struct NodeLifecycle {
     state: Mutex<State>,
 }
 
-/// What passes remember, under one lock.
+/// The memory of the passes over the nodes, under one lock.
 struct State {
     clock: MonitorClock,
     /// The number of the pass.

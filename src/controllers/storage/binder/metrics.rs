@@ -78,7 +78,7 @@ impl Timestamps {
         ERRORS.with_label_values(&[plugin, operation]).inc();
     }
 
-    /// Forgets an operation that is not completed any more.
+    /// Forgets the operation for a deleted claim.
     pub fn forget(&self, key: &str) {
         self.begun.lock().remove(key);
     }
