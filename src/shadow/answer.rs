@@ -27,6 +27,8 @@ struct Asked {
 }
 
 impl Interceptor for Shadow {
+    /// Claims an object that a controller reads by name, because controllers read most objects in
+    /// order to write them.
     fn on_read(&self, call: &Call) {
         let target = Target::parse(&call.path).filter(|target| !target.name.is_empty());
         let Some(target) = target.filter(|_| !call.is_watch) else { return };
@@ -55,7 +57,8 @@ impl Asked {
         self.run.as_ref().map_or_else(named, |run| run.controller).to_owned()
     }
 
-    /// Returns the place of the written object; the name of a creation comes from its body.
+    /// Returns the place of the written object; the name of a creation comes from its body, and is
+    /// `PREFIX*` if the server generates it.
     fn place(&self, target: &Target, body: &Value) -> Place {
         let metadata = &body["metadata"];
         let text = |field: &str| metadata[field].as_str().unwrap_or_default();
@@ -70,7 +73,7 @@ impl Asked {
     }
 
     /// Returns the error that the API server would answer with.
-    fn refused(&self, refusal: Refusal, place: &Place) -> Error {
+    fn refusal_error(&self, refusal: Refusal, place: &Place) -> Error {
         let (code, reason, what) = refusal.answer();
         let mut details = Details::default();
         if refusal == Refusal::NamespaceTerminating {
@@ -140,14 +143,14 @@ impl Inner {
             request,
             changes: Vec::new(),
         };
-        let is_made = intended.request.is_create() && self.is_made(&intended);
+        let was_created = intended.request.is_create() && self.was_created(&intended);
         let (request, place) = (&intended.request, &intended.place);
         if let Some(path) = &request.object_path {
             match self.read(path).await {
                 Ok(live) => {
                     if let Some(refusal) = request.refusal(live.as_ref()) {
-                        self.refused(&intended, refusal, live.as_ref());
-                        return Err(asked.refused(refusal, place));
+                        self.record_refusal(&intended, refusal, live.as_ref());
+                        return Err(asked.refusal_error(refusal, place));
                     }
                     if let Some(live) = live {
                         match request.effect(&live) {
@@ -168,10 +171,10 @@ impl Inner {
                 Err(error) => log::warn!("shadow: {place}: {error}"),
             }
         }
-        if !is_made {
+        if !was_created {
             if let Some(refusal) = self.namespace_refusal(&intended).await {
-                self.refused(&intended, refusal, None);
-                return Err(asked.refused(refusal, place));
+                self.record_refusal(&intended, refusal, None);
+                return Err(asked.refusal_error(refusal, place));
             }
             self.record_intended(intended);
         }
@@ -181,7 +184,8 @@ impl Inner {
         Err(asked.shadowed())
     }
 
-    /// The reason why no object can be created in a namespace, if there is one.
+    /// Returns the reason why the object cannot be created in its namespace; `None` if it can, or
+    /// if the write is not a creation or the Namespace cannot be read.
     async fn namespace_refusal(&self, intended: &IntendedWrite) -> Option<Refusal> {
         let namespace = &intended.place.namespace;
         if !intended.request.is_create() || namespace.is_empty() {
@@ -191,7 +195,7 @@ impl Inner {
         Request::namespace_refusal(found.ok()?.as_ref())
     }
 
-    /// Whether a list holds objects that are not being deleted.
+    /// Returns whether a list holds objects that are not being deleted.
     pub async fn has_items(&self, list: &Call) -> Result<bool> {
         let items: Value = self.reader.fetch(list).await?;
         let mut items = items["items"].as_array().into_iter().flatten();
@@ -199,7 +203,7 @@ impl Inner {
     }
 }
 
-/// The call that lists the collection that `call` deletes; `None` for other calls.
+/// Returns the call that lists the collection that `call` deletes; `None` for other calls.
 fn list_of_collection(call: &Call, place: &Place) -> Option<Call> {
     (call.method == "DELETE" && place.name.is_empty()).then(|| {
         let mut list = Call::new("GET", call.path.clone());

@@ -71,14 +71,14 @@ pub struct Entry {
 #[derive(Default)]
 pub struct Authors {
     objects: HashMap<Uid, Vec<(String, Timestamp)>>,
-    asked: HashMap<Uid, Asked>,
+    last_requests: HashMap<Uid, UserRequest>,
 }
 
 /// The request of users for an object: the generation of its spec, and whether it is being deleted.
-type Asked = (i64, bool);
+type UserRequest = (i64, bool);
 
 impl Metadata {
-    /// The resource, namespace and name of the object.
+    /// Returns the resource, namespace and name of the object.
     pub fn place(&self, resource: &str) -> Place {
         Place {
             resource: resource.to_owned(),
@@ -87,7 +87,7 @@ impl Metadata {
         }
     }
 
-    /// The place of an object whose name the server generates: `PREFIX*`.
+    /// Returns the place of an object whose name the server generates: `PREFIX*`.
     pub fn generated(&self, resource: &str) -> Option<Place> {
         (!self.generate_name.is_empty()).then(|| Place {
             resource: resource.to_owned(),
@@ -98,8 +98,9 @@ impl Metadata {
 }
 
 impl Authors {
-    /// Records a state of an object. Returns the write that led to it, if it is of the manager in
-    /// charge: then the manager's entry has a new time. Removals of fields leave no trace.
+    /// Records the times of an object's managed fields. Returns the write that led to this state if
+    /// it is of the manager in charge: then one of its entries has a new time. Removals of fields
+    /// leave no trace.
     pub fn observe(&mut self, resource: &str, meta: &Metadata) -> Option<Write> {
         // With --use-service-account-credentials the manager creates accounts for its controllers.
         let is_own_account = resource == "serviceaccounts"
@@ -149,22 +150,24 @@ impl Authors {
         })
     }
 
-    /// Whether the request of users in this state differs from that in the last state.
+    /// Records the request of users in this state of an object, and returns whether it differs from
+    /// that in the last state.
     pub fn request_changed(&mut self, meta: &Metadata) -> bool {
-        let asked = (meta.generation, meta.deletion_timestamp.is_some());
-        let former = self.asked.insert(meta.uid.clone(), asked);
-        former.is_some_and(|former| former != asked)
+        let request = (meta.generation, meta.deletion_timestamp.is_some());
+        let former = self.last_requests.insert(meta.uid.clone(), request);
+        former.is_some_and(|former| former != request)
     }
 
-    /// Forgets a deleted object. Returns whether its deletion was not known before.
+    /// Forgets a deleted object. Returns whether its last state was not yet marked for deletion:
+    /// then the deletion is a request that was not seen before.
     pub fn forget(&mut self, uid: &Uid) -> bool {
         self.objects.remove(uid);
-        self.asked.remove(uid).is_some_and(|(_, is_deleted)| !is_deleted)
+        self.last_requests.remove(uid).is_some_and(|(_, is_deleted)| !is_deleted)
     }
 }
 
-/// The uid of the claim that a volume is bound to, used as its owner: of several volumes that fit
-/// equally well, the managers may choose different ones.
+/// Returns the uid of the claim that a volume is bound to, used as the volume's owner: of several
+/// volumes that fit equally well, the managers may choose different ones.
 pub fn bound_to<'a>(resource: &str, object: &'a Value) -> Option<&'a str> {
     object["spec"]["claimRef"]["uid"].as_str().filter(|_| resource == "persistentvolumes")
 }
@@ -177,25 +180,26 @@ pub fn owned_fields(object: &Value, of: &str) -> Vec<String> {
     for entry in entries.into_iter().flatten() {
         let is_ours = entry["manager"].as_str().is_some_and(|name| MANAGERS.contains(&name));
         if is_ours && entry["subresource"].as_str().unwrap_or_default() == of {
-            leaves("", &entry["fieldsV1"], &mut fields);
+            append_leaves("", &entry["fieldsV1"], &mut fields);
         }
     }
     fields
 }
 
 /// Appends the paths of the leaves of a `fieldsV1`.
-fn leaves(path: &str, fields: &Value, into: &mut Vec<String>) {
+fn append_leaves(path: &str, fields: &Value, into: &mut Vec<String>) {
     let members = fields.as_object().into_iter().flatten().filter(|(key, _)| *key != ".");
     let mut is_leaf = true;
     for (key, below) in members {
         is_leaf = false;
+        // A key is `f:FIELD`; `k:KEYS` and `v:VALUE` name an item of a list.
         let path = match key.split_once(':') {
             Some(("f", name)) if path.is_empty() => name.to_owned(),
             Some(("f", name)) => format!("{path}.{name}"),
             Some((_, item)) => format!("{path}[{item}]"),
             None => path.to_owned(),
         };
-        leaves(&path, below, into);
+        append_leaves(&path, below, into);
     }
     if is_leaf && !path.is_empty() {
         into.push(path.to_owned());

@@ -55,8 +55,8 @@ const NODE_OF_DAEMON_POD: &str = "matchFields";
 /// Members of containers that admission changes: by registries' mirrors and by autoscalers.
 const ADMITTED: [&str; 3] = ["image", "imagePullPolicy", "resources"];
 
-/// The part of a created object that is compared, by the paths of its fields; `None`: its kind is
-/// not.
+/// Returns the fields of an object that are compared, as a map from their paths; `None` if objects
+/// of this kind are not compared.
 pub fn part(resource: &str, object: &Value) -> Option<Value> {
     let (_, fields) = WRITTEN_ONCE.iter().find(|(name, _)| *name == resource)?;
     let mut part = Map::new();
@@ -72,9 +72,9 @@ pub fn part(resource: &str, object: &Value) -> Option<Value> {
 /// do not count.
 pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Change> {
     let mut found = Vec::new();
-    contained("", wanted, created, &mut found);
-    let of = |field: &str| (&wanted[field], &created[field]);
-    let (ours, theirs) = of("metadata.ownerReferences");
+    append_unmet("", wanted, created, &mut found);
+    let both = |field: &str| (&wanted[field], &created[field]);
+    let (ours, theirs) = both("metadata.ownerReferences");
     if list(ours).len() < list(theirs).len() {
         push("metadata.ownerReferences", ours, theirs, &mut found);
     }
@@ -82,7 +82,7 @@ pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Chang
         return found;
     }
     for field in ["metadata.labels", "metadata.annotations"] {
-        let (ours, theirs) = of(field);
+        let (ours, theirs) = both(field);
         for (key, value) in theirs.as_object().into_iter().flatten() {
             let is_plain = field == "metadata.labels" && !key.contains('/');
             if ours.get(key).is_none() && (is_plain || is_of_a_controller(key)) {
@@ -90,7 +90,7 @@ pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Chang
             }
         }
     }
-    let (ours, theirs) = of("metadata.finalizers");
+    let (ours, theirs) = both("metadata.finalizers");
     for finalizer in list(theirs) {
         if finalizer.as_str().is_some_and(is_of_a_controller) && !list(ours).contains(finalizer) {
             push("metadata.finalizers", &Value::Null, finalizer, &mut found);
@@ -105,7 +105,7 @@ pub fn other_verdicts(resource: &str, wanted: &Value, live: &Value) -> Vec<Chang
     let Some((_, types)) = FINAL.iter().find(|(name, _)| *name == resource) else {
         return Vec::new();
     };
-    let of = |object: &'_ Value| -> Vec<(String, Value)> {
+    let final_reasons = |object: &'_ Value| -> Vec<(String, Value)> {
         let is_final = |condition: &&Value| {
             condition["status"] == "True"
                 && condition["type"].as_str().is_some_and(|name| types.contains(&name))
@@ -119,7 +119,7 @@ pub fn other_verdicts(resource: &str, wanted: &Value, live: &Value) -> Vec<Chang
             })
             .collect()
     };
-    let (ours, theirs) = (of(wanted), of(live));
+    let (ours, theirs) = (final_reasons(wanted), final_reasons(live));
     if theirs.is_empty() {
         return Vec::new();
     }
@@ -138,7 +138,7 @@ fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Whether a name's domain is that of a controller; admission uses others.
+/// Returns whether a name's domain is that of a controller; admission uses others.
 fn is_of_a_controller(name: &str) -> bool {
     let domain = name.split_once('/').map_or("", |(domain, _)| domain);
     domain.ends_with(".kubernetes.io") && !domain.starts_with("kubectl.")
@@ -148,8 +148,9 @@ fn push(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
     into.push(Change { path: path.to_owned(), old: created.clone(), new: wanted.clone() });
 }
 
-/// Finds the fields of `wanted` that `created` lacks or has with another value.
-fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
+/// Appends the fields of `wanted` that `created` lacks or has with another value. Fields that only
+/// `created` has do not count: the API server and admission add some.
+fn append_unmet(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>) {
     if same(wanted, created) {
         return;
     }
@@ -164,7 +165,7 @@ fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>
                     continue;
                 }
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-                contained(&path, value, created.get(key).unwrap_or(&Value::Null), into);
+                append_unmet(&path, value, created.get(key).unwrap_or(&Value::Null), into);
             }
         }
         (Value::Array(wanted), Value::Array(created)) => match identity(wanted, created) {
@@ -172,7 +173,7 @@ fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>
                 let others: HashMap<&str, &Value> = identified(created, key).collect();
                 for (id, item) in identified(wanted, key) {
                     let path = format!("{path}[{key}={id}]");
-                    contained(&path, item, others.get(id).unwrap_or(&&Value::Null), into);
+                    append_unmet(&path, item, others.get(id).unwrap_or(&&Value::Null), into);
                 }
             }
             None => {
@@ -180,7 +181,7 @@ fn contained(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Change>
                 for (index, item) in wanted.iter().enumerate() {
                     let has = |other: &Value| {
                         let mut found = Vec::new();
-                        contained(path, item, other, &mut found);
+                        append_unmet(path, item, other, &mut found);
                         found.is_empty()
                     };
                     // Both probably have the same order, so the search continues where the last one

@@ -44,6 +44,7 @@ pub enum Verdict {
     Differs,
 }
 
+/// A creation by the manager in charge.
 struct Made {
     part: Value,
     at: Duration,
@@ -51,18 +52,20 @@ struct Made {
     is_wanted: bool,
 }
 
+/// The creations of the manager in charge that the ledger compares with this manager's.
 #[derive(Default)]
 pub struct Creations {
     /// The recent creations by the manager in charge.
     recent: HashMap<Place, Vec<Made>>,
     /// At most [`KEPT_DIFFERING`] of each controller.
     differing: Vec<Differing>,
-    /// How often each controller wanted others that differed.
+    /// The number of differing creations of each controller that `differing` has no room for.
     beyond: BTreeMap<String, u64>,
 }
 
 impl Creations {
-    /// Records an object that the manager in charge has created.
+    /// Keeps the content of an object that the manager in charge has created, and forgets the
+    /// differing creations at its place that this content resolves.
     pub fn record_created(&mut self, now: Duration, place: &Place, object: &Value) {
         let Some(part) = part(&place.resource, object) else { return };
         self.differing.retain(|differing| {
@@ -76,10 +79,10 @@ impl Creations {
         recent.push(Made { part, at: now, is_wanted: false });
     }
 
-    /// Compares the creation that this manager wants with those of the manager in charge. `None`:
-    /// there is no recent creation at this place, or objects of this kind are not compared. One
-    /// equal content among those with the same name prefix is enough: a batch may begin with any of
-    /// them.
+    /// Compares the creation that this manager wants with those of the manager in charge. Returns
+    /// `None` if there is no recent creation at this place, or if objects of this kind are not
+    /// compared. One equal content among those with the same name prefix is enough: a batch may
+    /// begin with any of them.
     pub fn compare_and_record(
         &mut self,
         now: Duration,
@@ -138,8 +141,8 @@ impl Creations {
         self.differing.push(Differing { intended, owner, part, since: now, times: 1 });
     }
 
-    /// An object is gone. Forgets its differing creations: those of what it owned, or, if it had no
-    /// owner, its own. Returns their controllers.
+    /// Forgets the differing creations that a deleted object owned, and its own if it had no owner.
+    /// Returns their controllers.
     pub fn record_gone(&mut self, place: &Place, uid: &str) -> Vec<String> {
         let is_of = |known: &mut Differing| match &known.owner {
             Some(owner) => owner == uid,
@@ -153,7 +156,7 @@ impl Creations {
         self.differing.iter()
     }
 
-    /// How often each controller wanted a differing creation that is not kept.
+    /// Returns how often each controller wanted a differing creation that is not kept.
     pub fn beyond(&self) -> impl Iterator<Item = (&String, &u64)> {
         self.beyond.iter()
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::objects::Timestamp;
 
-/// Times of two managers differ by this much, in seconds, and count as the same.
+/// The difference in seconds up to which the times of two managers count as the same.
 const SAME_TIME_SECONDS: i64 = 60;
 
 /// Fields of `metadata` that the API server sets.
@@ -23,14 +23,14 @@ pub struct Change {
     pub new: Value,
 }
 
-/// The fields in which `new` differs from `old`.
+/// Returns the fields in which `new` differs from `old`.
 pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
     let mut changes = Vec::new();
     compare("", old, new, &mut changes);
     changes
 }
 
-/// Whether `path` is, or is below, one of the fields in [`SET_BY_SERVER`].
+/// Returns whether `path` is, or is below, one of the fields in [`SET_BY_SERVER`].
 fn is_set_by_server(path: &str) -> bool {
     let Some(path) = path.strip_prefix("metadata.") else { return false };
     SET_BY_SERVER.iter().any(|field| match path.strip_prefix(field) {
@@ -39,7 +39,8 @@ fn is_set_by_server(path: &str) -> bool {
     })
 }
 
-/// As [`changes`], for whole objects, without the fields that the server sets.
+/// Returns the fields in which two whole objects differ, as [`changes`] does, without those that
+/// the server sets.
 pub fn object_changes(old: &Value, new: &Value) -> Vec<Change> {
     let mut changes = changes(old, new);
     changes.retain(|change| {
@@ -48,8 +49,8 @@ pub fn object_changes(old: &Value, new: &Value) -> Vec<Change> {
     changes
 }
 
-/// Whether two values of a field mean the same: an empty one equals an absent one, as in Go's
-/// types, and times need not be exact.
+/// Returns whether two values of a field mean the same: an empty one equals an absent one, as in
+/// Go's types, and times need not be exact.
 pub fn same(a: &Value, b: &Value) -> bool {
     let mut found = Vec::new();
     compare("", a, b, &mut found);
@@ -68,8 +69,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Returns whether two values mean the same as they stand: they are equal, both empty, or times a
-/// few seconds apart.
+/// Returns whether two values mean the same without a comparison of their members: they are equal,
+/// both empty, or times at most [`SAME_TIME_SECONDS`] apart.
 fn same_plain(a: &Value, b: &Value) -> bool {
     if a == b || (is_empty(a) && is_empty(b)) {
         return true;
@@ -107,7 +108,7 @@ pub fn identity<'a>(a: &[Value], b: &[Value]) -> Option<&'a str> {
     })
 }
 
-/// The items, with the text of the member that identifies them.
+/// Returns the items, each with the text of the member that identifies it.
 pub fn identified<'v>(items: &'v [Value], key: &str) -> impl Iterator<Item = (&'v str, &'v Value)> {
     items.iter().filter_map(move |item| Some((item.get(key)?.as_str()?, item)))
 }

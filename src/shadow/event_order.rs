@@ -8,6 +8,7 @@ use std::time::Duration;
 /// A namespace is forgotten when no write in it was wanted for this working time.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
+/// The waiting events of each namespace. `Inner` owns it, and the held watches fill it.
 #[derive(Default)]
 pub struct EventOrder {
     namespaces: HashMap<String, Namespace>,
@@ -15,7 +16,8 @@ pub struct EventOrder {
 
 #[derive(Default)]
 struct Namespace {
-    /// The events that wait: their versions, and the number of watches in which each waits.
+    /// The events that wait, indexed by [`Origin`]: their versions, and the number of watches in
+    /// which each waits.
     waiting: [BTreeMap<u64, usize>; 2],
     /// The working time when this manager last wanted one of them.
     wanted: Duration,
@@ -30,29 +32,29 @@ pub enum Origin {
     ForeignRequest,
 }
 
-/// The number in an object's version, which grows with time for all kinds that one server stores.
-/// `None`: a version that is something else.
+/// Returns the number in an object's version, which grows with time for all kinds that one server
+/// stores; `None` for a version that is not a number.
 pub fn version_number(version: &str) -> Option<u64> {
     version.parse().ok()
 }
 
 impl EventOrder {
     /// Records an event that waits until [`record_passed`](Self::record_passed) is called.
-    pub fn record_waiting(&mut self, what: Origin, namespace: &str, version: u64, now: Duration) {
+    pub fn record_waiting(&mut self, origin: Origin, namespace: &str, version: u64, now: Duration) {
         if !self.namespaces.contains_key(namespace) {
-            self.namespaces.retain(|_, of| {
-                of.waiting.iter().any(|waiting| !waiting.is_empty())
-                    || now.saturating_sub(of.wanted) < FORGOTTEN_AFTER
+            self.namespaces.retain(|_, events| {
+                events.waiting.iter().any(|waiting| !waiting.is_empty())
+                    || now.saturating_sub(events.wanted) < FORGOTTEN_AFTER
             });
         }
-        let of = self.namespaces.entry(namespace.to_owned()).or_default();
-        *of.waiting[what as usize].entry(version).or_default() += 1;
+        let events = self.namespaces.entry(namespace.to_owned()).or_default();
+        *events.waiting[origin as usize].entry(version).or_default() += 1;
     }
 
     /// Records that an event waits no longer.
-    pub fn record_passed(&mut self, what: Origin, namespace: &str, version: u64) {
-        let Some(of) = self.namespaces.get_mut(namespace) else { return };
-        let waiting = &mut of.waiting[what as usize];
+    pub fn record_passed(&mut self, origin: Origin, namespace: &str, version: u64) {
+        let Some(events) = self.namespaces.get_mut(namespace) else { return };
+        let waiting = &mut events.waiting[origin as usize];
         if let Some(watches) = waiting.get_mut(&version) {
             *watches -= 1;
             if *watches == 0 {
@@ -61,23 +63,23 @@ impl EventOrder {
         }
     }
 
-    /// Whether an event of `what` with an earlier version waits.
-    pub fn has_waiting_before(&self, what: Origin, namespace: &str, version: u64) -> bool {
-        let of = self.namespaces.get(namespace);
-        let first = of.and_then(|of| of.waiting[what as usize].keys().next());
+    /// Returns whether an event of this origin with an earlier version waits.
+    pub fn has_waiting_before(&self, origin: Origin, namespace: &str, version: u64) -> bool {
+        let events = self.namespaces.get(namespace);
+        let first = events.and_then(|events| events.waiting[origin as usize].keys().next());
         first.is_some_and(|first| *first < version)
     }
 
     /// Records that a write in this namespace was wanted.
     pub fn record_wanted(&mut self, namespace: &str, now: Duration) {
-        if let Some(of) = self.namespaces.get_mut(namespace) {
-            of.wanted = now;
+        if let Some(events) = self.namespaces.get_mut(namespace) {
+            events.wanted = now;
         }
     }
 
-    /// The time when a write in this namespace was last wanted; zero: not recently.
+    /// Returns the time when a write in this namespace was last wanted; zero if not recently.
     pub fn last_wanted(&self, namespace: &str) -> Duration {
-        self.namespaces.get(namespace).map_or(Duration::ZERO, |of| of.wanted)
+        self.namespaces.get(namespace).map_or(Duration::ZERO, |events| events.wanted)
     }
 }
 

@@ -40,18 +40,20 @@ const PERIODS: [(&str, Duration); 3] = [
 type Event = WatchEvent<Encoded>;
 type Events = BoxStream<Result<Event, Error>>;
 
+/// A source whose watches hold back the writes of the manager in charge until this manager has
+/// wanted them too.
 pub struct HeldStream {
     source: Arc<dyn Source>,
     shadow: Arc<Inner>,
     /// Events that were held by watches that have been dropped; the next watch continues after
     /// them.
-    left: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
+    undelivered: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
 }
 
 impl HeldStream {
     #[expect(clippy::new_ret_no_self, reason = "callers want the trait object")]
     pub fn new(source: Arc<dyn Source>, shadow: Arc<Inner>) -> Arc<dyn Source> {
-        Arc::new(HeldStream { source, shadow, left: Arc::default() })
+        Arc::new(HeldStream { source, shadow, undelivered: Arc::default() })
     }
 }
 
@@ -64,7 +66,7 @@ impl Source for HeldStream {
         preferred: Form,
         request: ListRequest,
     ) -> Answer<'a, ListPart<Encoded>> {
-        self.left.lock().remove(scope);
+        self.undelivered.lock().remove(scope);
         self.shadow.authors.lock().remove(scope);
         Box::pin(async move {
             let parts = self.source.list(scope, preferred, request).await?;
@@ -90,17 +92,19 @@ impl Source for HeldStream {
         Box::pin(async move {
             let is_initial = request.send_initial_events;
             let events = self.source.watch(scope, preferred, request).await?;
-            let left = self.left.lock().remove(scope).unwrap_or_default();
+            let undelivered = self.undelivered.lock().remove(scope).unwrap_or_default();
             let flow = Flow {
                 events,
+                /// Set when the source has ended: its error, if any, until `next` has returned it.
                 end: None,
-                ready: if is_initial { VecDeque::new() } else { left },
+                /// Events that may pass.
+                ready: if is_initial { VecDeque::new() } else { undelivered },
                 held: Vec::new(),
                 is_initial,
                 resource: scope.resource.to_string(),
                 patience: patience(&scope.resource.to_string()),
                 scope: scope.clone(),
-                left: self.left.clone(),
+                undelivered: self.undelivered.clone(),
                 shadow: self.shadow.clone(),
             };
             let events = stream::unfold(flow, |mut flow| async move {
@@ -138,7 +142,8 @@ enum Waits {
     ForItsObject,
 }
 
-/// A position in the order of the waiting events of a namespace.
+/// A position in the order of the waiting events of a namespace; the drop records that the event
+/// has passed.
 struct Turn {
     what: Origin,
     namespace: String,
@@ -147,13 +152,15 @@ struct Turn {
 }
 
 impl Turn {
-    /// `None` for an event without a namespace or without a version that can be ordered.
+    /// Records a waiting event in the order of its namespace. Returns `None` for an event without a
+    /// namespace or without a version that can be ordered.
     fn take(what: Origin, namespace: &str, version: &str, shadow: &Arc<Inner>) -> Option<Turn> {
         let version = event_order::version_number(version).filter(|_| !namespace.is_empty())?;
         shadow.order.lock().record_waiting(what, namespace, version, shadow.waiting.elapsed());
         Some(Turn { what, namespace: namespace.to_owned(), version, shadow: shadow.clone() })
     }
 
+    /// Returns whether an earlier event of this origin still waits in the namespace.
     fn comes_after(&self, what: Origin) -> bool {
         self.shadow.order.lock().has_waiting_before(what, &self.namespace, self.version)
     }
@@ -166,27 +173,30 @@ impl Drop for Turn {
     }
 }
 
-/// One watch.
+/// The state of one watch: the source's events, those that are held, and those that may pass.
 struct Flow {
     events: Events,
     /// How it ended.
     end: Option<Option<Error>>,
     ready: VecDeque<Event>,
     held: Vec<Held>,
+    /// Whether the watch still delivers its initial events, which are not held.
     is_initial: bool,
     resource: String,
     patience: Duration,
     scope: Scope,
-    left: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
+    undelivered: Arc<Mutex<HashMap<Scope, VecDeque<Event>>>>,
     shadow: Arc<Inner>,
 }
 
 impl Drop for Flow {
+    /// Keeps the events that have not passed for the next watch of the scope.
     fn drop(&mut self) {
-        let mut left = std::mem::take(&mut self.ready);
-        left.extend(self.held.drain(..).map(|held| held.event));
-        if !left.is_empty() && !self.is_initial {
-            self.left.lock().entry(self.scope.clone()).or_default().extend(left);
+        // A watch that ends during its initial events is followed by one that delivers them again.
+        let mut undelivered = std::mem::take(&mut self.ready);
+        undelivered.extend(self.held.drain(..).map(|held| held.event));
+        if !undelivered.is_empty() && !self.is_initial {
+            self.undelivered.lock().entry(self.scope.clone()).or_default().extend(undelivered);
         }
     }
 }
@@ -232,7 +242,8 @@ impl Flow {
         self.ready.extend(self.held.drain(..).map(|held| held.event));
     }
 
-    /// Judges an event, which then passes or is held.
+    /// Records an event in the ledger, then lets it pass or holds it: a write of the manager in
+    /// charge until this manager wants it too, and events that must come after such a write.
     fn receive(&mut self, event: Event) {
         let (object, seen) = match &event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => (object, Seen::Present),
@@ -249,7 +260,7 @@ impl Flow {
         };
         let shadow = &self.shadow;
         let now = shadow.clock.monotonic();
-        let (write, asks) = match seen {
+        let (write, is_user_request) = match seen {
             Seen::Present => shadow.observe(&self.scope, &meta),
             Seen::Gone => (None, shadow.forget(&self.scope, &meta.uid)),
         };
@@ -268,6 +279,7 @@ impl Flow {
             && let Some(object) = decode_json(object)
             && let Some(claim) = bound_to(&self.resource, &object)
         {
+            // The managers may bind the claim to different volumes that fit equally well.
             write.siblings = Some(write.place.of_owner(claim));
         }
         if let Some(write) = write.as_ref().filter(|write| write.kind == Kind::Create)
@@ -294,7 +306,8 @@ impl Flow {
             Some(write) => Waits::ToBeWanted(Box::new(write), turn(Origin::Write)),
             None if self.held.iter().any(|held| held.object == object) => Waits::ForItsObject,
             None => {
-                let turn = (asks && is_judged).then(|| turn(Origin::ForeignRequest)).flatten();
+                let turn =
+                    (is_user_request && is_judged).then(|| turn(Origin::ForeignRequest)).flatten();
                 match turn.filter(|turn| turn.comes_after(Origin::Write)) {
                     Some(turn) => Waits::ForWrites(turn),
                     None => {
@@ -308,8 +321,8 @@ impl Flow {
         self.held.push(Held { event, object, waits, since });
     }
 
-    /// Lets events pass that were wanted or have waited for too long. Returns the remaining wait of
-    /// the next one.
+    /// Lets events pass that this manager has wanted or that have waited for too long. Returns the
+    /// time until the next call, at most [`STEP`]; `None` if no event is held.
     fn release(&mut self) -> Option<Duration> {
         if self.held.is_empty() {
             return None;
@@ -338,7 +351,7 @@ impl Flow {
                 }
                 Waits::ToBeWanted(write, turn) => {
                     let wanted = shadow.order.lock().last_wanted(&write.place.namespace);
-                    let until = until(held.since, self.patience, wanted.max(*last_suspect));
+                    let until = earliest_pass(held.since, self.patience, wanted.max(*last_suspect));
                     let is_answer = || {
                         turn.as_ref().is_some_and(|turn| turn.comes_after(Origin::ForeignRequest))
                     };
@@ -365,19 +378,19 @@ impl Flow {
     }
 }
 
-/// The earliest time at which a write that came at `since` may pass unwanted. `followed`: when this
-/// manager last made progress.
-fn until(since: Duration, patience: Duration, followed: Duration) -> Duration {
+/// Returns the earliest time at which a write that came at `since` may pass unwanted. `followed`:
+/// when this manager last made progress.
+fn earliest_pass(since: Duration, patience: Duration, followed: Duration) -> Duration {
     (since + patience).max((followed + MORE_PATIENCE).min(since + LONGEST_PATIENCE))
 }
 
-/// How long a write of this resource waits for this manager to want it.
+/// Returns how long a write of this resource waits for this manager to want it.
 fn patience(resource: &str) -> Duration {
     let period = PERIODS.iter().find(|(of, _)| *of == resource);
     period.map_or(PATIENCE, |(_, period)| *period)
 }
 
-/// The metadata of an object in JSON.
+/// Returns the metadata of an object in JSON; `None` for Protobuf and for malformed JSON.
 fn metadata(object: &Encoded) -> Option<Metadata> {
     match object.form {
         Form::Json => serde_json::from_slice(&object.bytes).ok().map(|head: Head| head.metadata),
@@ -385,7 +398,7 @@ fn metadata(object: &Encoded) -> Option<Metadata> {
     }
 }
 
-/// The object, if it is in JSON.
+/// Returns the object, if it is in JSON.
 fn decode_json(object: &Encoded) -> Option<Value> {
     match object.form {
         Form::Json => serde_json::from_slice(&object.bytes).ok(),

@@ -19,7 +19,7 @@ use crate::objects::Uid;
 /// place and kind within this time before it.
 const CLAIM_WINDOW: Duration = Duration::from_secs(10);
 
-/// An intention that is not repeated within this time is dropped: it was a single attempt.
+/// An intention that is not longest_pause within this time is dropped: it was a single attempt.
 const REPEATED_WITHIN: Duration = Duration::from_secs(3 * 60);
 
 /// An intention whose content changes all the time is late after this many times the grace period.
@@ -83,6 +83,7 @@ struct Intention {
     refused: Option<Duration>,
 }
 
+/// A kind of write that a controller of this manager has wanted at a place.
 struct Claim {
     kind: Kind,
     controller: String,
@@ -104,11 +105,13 @@ impl End {
     }
 }
 
+/// A write of the manager in charge that passed before this manager wanted it.
 struct Suspect {
     write: Write,
     at: Duration,
 }
 
+/// The counts of a controller for its row of the report.
 #[derive(Default)]
 struct Counts {
     expected: u64,
@@ -138,11 +141,16 @@ pub enum Live<'a> {
     Unknown,
 }
 
+/// The writes that this manager wants and those of the manager in charge, until they are matched.
+/// `Shadow` owns it; its clients, watches and syncs fill it.
 pub struct Ledger {
     grace: Duration,
     begun: Duration,
+    /// The writes that this manager wants and that have not ended.
     open: HashMap<Place, Vec<Intention>>,
+    /// What this manager has wanted recently.
     claims: HashMap<Place, Vec<Claim>>,
+    /// Writes of the manager in charge that this manager may still want.
     suspects: Vec<Suspect>,
     /// The last judged write at each place: another watch may deliver the same write.
     judged: HashMap<Place, (String, Duration)>,
@@ -155,28 +163,32 @@ pub struct Ledger {
 }
 
 impl Intention {
+    /// Returns how long the manager in charge may take to make the write.
     fn allowed(&self, grace: Duration) -> Duration {
         grace + self.intended.patience
     }
 
+    /// Returns whether the write has been wanted for longer than allowed: with this content, or
+    /// with contents that change all the time.
     fn is_late(&self, grace: Duration, now: Duration) -> bool {
         let allowed = self.allowed(grace);
         now.saturating_sub(self.first) >= allowed
             || now.saturating_sub(self.since) >= allowed * CHANGING_GRACE_FACTOR
     }
 
-    /// Pending until the grace period is over and the live object was checked.
+    /// Returns how the intention stands: it is pending until the grace period is over and the live
+    /// object was checked.
     fn outcome(&self, grace: Duration, now: Duration) -> Outcome {
-        let is_refused = self.refused.is_some();
-        match (self.is_late(grace, now) && self.checked.is_some(), self.rewritten) {
-            (false, _) => Outcome::Pending,
-            (true, _) if is_refused => Outcome::Refused,
-            (true, false) => Outcome::Outstanding,
-            (true, true) => Outcome::Contradicted,
+        if !self.is_late(grace, now) || self.checked.is_none() {
+            return Outcome::Pending;
         }
+        if self.refused.is_some() {
+            return Outcome::Refused;
+        }
+        if self.rewritten { Outcome::Contradicted } else { Outcome::Outstanding }
     }
 
-    /// Whether both are the same request of the same controller; contents may differ.
+    /// Returns whether both are the same request of the same controller; contents may differ.
     fn is_same(&self, intended: &IntendedWrite) -> bool {
         self.intended.controller == intended.controller
             && self.intended.request.method == intended.request.method
@@ -188,21 +200,25 @@ impl Intention {
         item(&self.intended, outcome, now.saturating_sub(self.since), self.times)
     }
 
-    /// Compares the intention with the live object. Returns whether the write would change nothing.
+    /// Returns whether the write would change nothing in the live object. If it would, a wanted
+    /// field whose live value has changed marks the intention as rewritten if `by_incumbent` (the
+    /// manager in charge wrote this state); else it only becomes the new old value.
     fn compare(&mut self, live: &Value, by_incumbent: bool) -> bool {
         let found = match self.intended.request.effect(live) {
             Effect::Nothing => return true,
             Effect::Unknown => return false,
             Effect::Changes(found) => found,
         };
-        let found = Lookup::new(&found, |now| now.path.as_str());
+        let found = Lookup::new(&found, |change| change.path.as_str());
         for wanted in &mut self.intended.changes {
-            let now = found.get(&wanted.path);
-            let Some(now) = now.filter(|now| !same(&wanted.old, &now.old)) else { continue };
+            let current = found.get(&wanted.path);
+            let Some(current) = current.filter(|current| !same(&wanted.old, &current.old)) else {
+                continue;
+            };
             match by_incumbent {
                 true => self.rewritten = true,
                 // The manager in charge finds the value of the other writer.
-                false => wanted.old = now.old.clone(),
+                false => wanted.old = current.old.clone(),
             }
         }
         false
@@ -237,6 +253,7 @@ impl Ledger {
     fn close(&mut self, intention: &Intention, end: End, now: Duration) {
         let counts = self.counts_of(&intention.intended.controller);
         match end {
+            // `creations` keeps it and reports it.
             End::Differs => return,
             End::Dropped => {
                 counts.dropped += 1;
@@ -275,7 +292,8 @@ impl Ledger {
         }
     }
 
-    /// Records a write that this manager would have made.
+    /// Records a write that this manager would have made. A repeat replaces the content of the open
+    /// intention, but keeps its first old values.
     pub fn record_intended(&mut self, now: Duration, intended: IntendedWrite) {
         self.claim(now, &intended.place, kind_of(&intended.request), &intended.controller);
         let intentions = self.open.entry(intended.place.clone()).or_default();
@@ -324,9 +342,9 @@ impl Ledger {
         }
     }
 
-    /// Whether the manager in charge has recently created the object that this manager wants to
-    /// create, with the same content or another.
-    pub fn is_made(&mut self, now: Duration, intended: &IntendedWrite) -> bool {
+    /// Returns whether the manager in charge has recently created the object that this manager
+    /// wants to create, with the same content or another; the comparison is recorded.
+    pub fn was_created(&mut self, now: Duration, intended: &IntendedWrite) -> bool {
         let agrees = self.creations.compare_and_record(now, intended);
         if agrees == Some(Verdict::Agrees { is_first: true }) {
             self.counts_of(&intended.controller).met += 1;
@@ -334,16 +352,17 @@ impl Ledger {
         agrees.is_some()
     }
 
-    /// Records that the manager in charge was faster, so that this manager's write is no longer
-    /// possible. `live`: the live object.
-    pub fn overtaken(&mut self, now: Duration, intended: &IntendedWrite, live: &Value) {
+    /// Records a difference if the manager in charge was faster and has set other final conditions
+    /// than this manager wants. `live`: the object that it has written.
+    pub fn record_overtaken(&mut self, now: Duration, intended: &IntendedWrite, live: &Value) {
         let changes = other_verdicts(&intended.place.resource, &intended.request.body, live);
         if !changes.is_empty() {
             self.creations.record_mismatch(now, intended, changes, Value::Null);
         }
     }
 
-    /// Records an object that the manager in charge has created.
+    /// Records an object that the manager in charge has created, and closes the intended creations
+    /// that it meets or differs from.
     pub fn record_created(&mut self, now: Duration, write: &Write, object: &Value) {
         let mut creations = std::mem::take(&mut self.creations);
         for place in write.generated.iter().chain([&write.place]) {
@@ -362,9 +381,10 @@ impl Ledger {
         self.creations = creations;
     }
 
-    /// Records the end of a key's sync that began at `began`. `is_whole`: it completed and wanted
-    /// no write. Returns when to call it again, if it wanted one.
-    pub fn run_ended(
+    /// Records the end of a key's sync that began at `began`. If `is_whole` (it completed and
+    /// wanted no write), the key's earlier intentions are closed, because it no longer wants them.
+    /// Returns when to call the sync again if it wanted a write.
+    pub fn record_sync_end(
         &mut self,
         now: Duration,
         controller: &str,
@@ -397,15 +417,17 @@ impl Ledger {
         FIRST_RETRY
     }
 
-    /// Records that the API server would refuse a write that this manager wants. `is_met`: it is
+    /// Closes the intention of a write that the API server would refuse. `is_met`: the write is
     /// already done.
-    pub fn refused(&mut self, now: Duration, intended: &IntendedWrite, is_met: bool) {
+    pub fn record_refusal(&mut self, now: Duration, intended: &IntendedWrite, is_met: bool) {
         self.settle(&intended.place, now, |intention| {
             intention.is_same(intended).then(|| End::met_if(is_met))
         });
     }
 
-    /// Records an object from a watch. `raw`: called if the object is needed; `by_incumbent`: the
+    /// Compares the open intentions at a place with an object that came in a watch, and closes
+    /// those that it meets or makes impossible. `generated`: the place of its generated name, for a
+    /// new object; `raw`: returns the object, called only if it is needed; `by_incumbent`: the
     /// manager in charge wrote this state.
     pub fn record_seen(
         &mut self,
@@ -437,7 +459,7 @@ impl Ledger {
         });
     }
 
-    /// Records that an object is gone.
+    /// Forgets the differing creations that a deleted object settles, and counts them as dropped.
     pub fn record_gone(&mut self, place: &Place, uid: &Uid) {
         for controller in self.creations.record_gone(place, &uid.to_string()) {
             self.counts_of(&controller).dropped += 1;
@@ -461,7 +483,7 @@ impl Ledger {
         self.counts_of(controller).expected += 1;
     }
 
-    /// Whether no other watch has seen the write before.
+    /// Records a write as judged, and returns whether no other watch has seen it before.
     fn is_news(&mut self, now: Duration, write: &Write) -> bool {
         let former = self.judged.insert(write.place.clone(), (write.version.clone(), now));
         former.is_none_or(|(version, _)| version != write.version)
@@ -528,20 +550,21 @@ impl Ledger {
         });
     }
 
-    /// Judges intentions and writes whose time is over.
+    /// Drops intentions that are no longer longest_pause, judges the suspects whose grace period is
+    /// over, and forgets old claims and creations.
     pub fn tick(&mut self, now: Duration) {
         let grace = self.grace;
         let forgotten: Vec<Place> = self
             .open
             .iter()
             .filter(|(_, intentions)| {
-                intentions.iter().any(|i| now.saturating_sub(i.last) > repeated(i, grace))
+                intentions.iter().any(|i| now.saturating_sub(i.last) > longest_pause(i, grace))
             })
             .map(|(place, _)| place.clone())
             .collect();
         for place in forgotten {
             self.settle(&place, now, |i| {
-                (now.saturating_sub(i.last) > repeated(i, grace)).then_some(End::Dropped)
+                (now.saturating_sub(i.last) > longest_pause(i, grace)).then_some(End::Dropped)
             });
         }
         let suspects = std::mem::take(&mut self.suspects);
@@ -566,12 +589,14 @@ impl Ledger {
         });
     }
 
-    /// Records a write that this manager has not wanted.
+    /// Counts a write that this manager has not wanted, and keeps it for the report if there is
+    /// room.
     fn record_unexpected(&mut self, write: Write) {
         self.unexpected_count += 1;
         let (verb, subresource) = match write.kind {
             Kind::Create => ("create", String::new()),
             Kind::Change(subresource) => ("update", subresource),
+            // Reads are only claimed by this manager.
             Kind::Read => return,
         };
         let Place { resource, namespace, name } = write.place;
@@ -638,6 +663,7 @@ impl Ledger {
             *match item.outcome {
                 Outcome::Outstanding => &mut row.outstanding,
                 Outcome::Contradicted => &mut row.contradicted,
+                // A refused intention is still open. Met ones are not among these items.
                 Outcome::Pending | Outcome::Refused | Outcome::Met => &mut row.pending,
             } += 1;
         }
@@ -683,11 +709,12 @@ fn item(intended: &IntendedWrite, outcome: Outcome, wanted_for: Duration, tries:
     }
 }
 
-fn repeated(intention: &Intention, grace: Duration) -> Duration {
+/// Returns the time after which an intention that was not repeated is dropped.
+fn longest_pause(intention: &Intention, grace: Duration) -> Duration {
     REPEATED_WITHIN.max(intention.allowed(grace) * 2)
 }
 
-/// Whether a write creates an object or changes it, and which part.
+/// Returns the kind of a write: a creation, or a change of the object or of a subresource.
 pub fn kind_of(request: &Request) -> Kind {
     match request.is_create() {
         true => Kind::Create,

@@ -64,7 +64,7 @@ pub struct Shadow {
 
 struct Inner {
     ledger: Mutex<Ledger>,
-    /// A watch for each scope: each holds back the writes that it sees.
+    /// The last authors of the objects in each watched scope.
     authors: Mutex<HashMap<Scope, Authors>>,
     /// Notified when a waiting event may pass: at each new claim, and when another event passes.
     moved: Event,
@@ -107,12 +107,12 @@ impl Shadow {
         Shadow { inner: Arc::new(inner) }
     }
 
-    /// The interceptor that answers the writes of all clients.
+    /// Returns the interceptor that answers the writes of all clients.
     pub fn interceptor(&self) -> Arc<dyn Interceptor> {
         Arc::new(self.clone())
     }
 
-    /// The supervisor around the controllers' syncs.
+    /// Returns the supervisor around the controllers' syncs.
     pub fn supervisor(&self) -> Arc<dyn Supervisor> {
         Arc::new(self.clone())
     }
@@ -161,11 +161,13 @@ impl Shadow {
         }
     }
 
-    /// Compares the live objects of intentions that are late.
+    /// Reads the live objects of the intentions that are late and records them in the ledger; then
+    /// judges what is due and publishes the numbers.
     pub async fn compare_late(&self) {
         let Inner { ledger, clock, .. } = &*self.inner;
         let due = ledger.lock().due(clock.monotonic());
         for check in due {
+            // The live object; and, if there is none, whether that is certain.
             let found = match (&check.request.object_path, &check.request.collection) {
                 (Some(path), _) => self.inner.read(path).await.map(|live| (live, true)),
                 (None, Some(list)) => {
@@ -191,7 +193,7 @@ impl Shadow {
         self.report().publish();
     }
 
-    /// The report now, or the last one if the shadow was closed.
+    /// Returns the report as of now, or the last one if the shadow was closed.
     pub fn report(&self) -> Report {
         if let Some(last) = &*self.inner.last.lock() {
             return last.clone();
@@ -201,7 +203,7 @@ impl Shadow {
 }
 
 impl Inner {
-    /// The live object at `path`; `None`: the object does not exist.
+    /// Reads the live object at `path`; `None` if it does not exist.
     async fn read(&self, path: &str) -> crate::client::Result<Option<Value>> {
         match self.reader.fetch(&Call::new("GET", path)).await {
             Ok(live) => Ok(Some(live)),
@@ -210,8 +212,8 @@ impl Inner {
         }
     }
 
-    /// The write of the manager in charge that led to this state of an object, and whether the
-    /// request of users in this state differs from that in the last state.
+    /// Records a state of an object. Returns the write of the manager in charge that led to it, if
+    /// it made one, and whether the request of users differs from that in the last state.
     fn observe(&self, scope: &Scope, meta: &Metadata) -> (Option<Write>, bool) {
         let mut all = self.authors.lock();
         if !all.contains_key(scope) {
@@ -226,44 +228,46 @@ impl Inner {
         self.authors.lock().get_mut(scope).is_some_and(|authors| authors.forget(uid))
     }
 
-    /// Whether the cluster is ahead of the caches in the namespace of a key, if that is an object's
-    /// namespace and name.
+    /// Returns whether the cluster is ahead of the caches in the namespace of a key, because writes
+    /// there are still held back; false for a key that is not an object's namespace and name.
     fn is_ahead(&self, key: &str) -> bool {
         let namespace = key.split_once('/').map(|(namespace, _)| namespace);
         namespace
             .is_some_and(|of| self.order.lock().has_waiting_before(Origin::Write, of, u64::MAX))
     }
 
-    /// How long the oldest key of any controller has waited or been processed.
+    /// Returns how long the oldest key of any controller has waited or been processed.
     fn oldest_key_age(&self) -> Duration {
         self.watchers.lock().iter().map(Watcher::oldest_key_age).max().unwrap_or_default()
     }
 
+    /// Records that a controller wants a write of this kind, and wakes the held watches.
     fn claim(&self, place: &Place, kind: Kind, controller: &str) {
         self.ledger.lock().claim(self.clock.monotonic(), place, kind, controller);
         self.moved.notify(usize::MAX);
     }
 
-    /// Whether the manager in charge has recently created the wanted object.
-    fn is_made(&self, intended: &IntendedWrite) -> bool {
-        self.ledger.lock().is_made(self.clock.monotonic(), intended)
+    /// Returns whether the manager in charge has recently created the wanted object.
+    fn was_created(&self, intended: &IntendedWrite) -> bool {
+        self.ledger.lock().was_created(self.clock.monotonic(), intended)
     }
 
-    /// Records that the API server would refuse the write: it is no longer an intention.
-    fn refused(&self, intended: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
+    /// Records that the API server would refuse the write: it is no longer an intention, unless the
+    /// object has only changed meanwhile.
+    fn record_refusal(&self, intended: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
         let IntendedWrite { controller, request, place, .. } = intended;
         log::debug!("shadow: {controller}: {} {place}: {refusal:?}", request.method);
         let now = self.clock.monotonic();
         let is_met = match refusal {
             Refusal::Conflict => {
                 let live = live.unwrap_or(&Value::Null);
-                return self.ledger.lock().overtaken(now, intended, live);
+                return self.ledger.lock().record_overtaken(now, intended, live);
             }
             Refusal::NotFound => intended.request.is_delete(),
             Refusal::AlreadyExists => true,
             Refusal::NoNamespace | Refusal::NamespaceTerminating => false,
         };
-        self.ledger.lock().refused(now, intended, is_met);
+        self.ledger.lock().record_refusal(now, intended, is_met);
     }
 
     /// Logs a write that a controller would make, and adds it to the ledger.

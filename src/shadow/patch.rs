@@ -51,7 +51,7 @@ fn merge(object: &mut Value, patch: &Value) {
     }
 }
 
-/// The members of `object`, which becomes an object if it is something else.
+/// Returns the members of `object`, after making it an empty object if it is something else.
 fn members(object: &mut Value) -> &mut Map<String, Value> {
     if !object.is_object() {
         *object = Value::Object(Map::new());
@@ -59,6 +59,7 @@ fn members(object: &mut Value) -> &mut Map<String, Value> {
     object.as_object_mut().expect("it is an object by now")
 }
 
+/// Returns the `$patch` directive of a strategic merge patch, such as `replace` or `delete`.
 fn directive(patch: &Value) -> Option<&str> {
     patch.get(DIRECTIVE)?.as_str()
 }
@@ -87,6 +88,7 @@ fn merge_strategically(object: &mut Value, patch: &Value) {
             }
             continue;
         }
+        // Other directives, such as `$setElementOrder`, are ignored.
         if key.starts_with('$') {
             continue;
         }
@@ -108,7 +110,8 @@ fn merge_strategically(object: &mut Value, patch: &Value) {
     }
 }
 
-/// Merges `changes` into the items with the same `id`.
+/// Merges `changes` into the items with the same `id`, and appends those without one. `id`: the
+/// merge key, empty for a list of plain values.
 fn merge_list(list: &mut Value, changes: &[Value], id: &str) {
     if !list.is_array() || changes.iter().any(|change| directive(change) == Some("replace")) {
         *list = Value::Array(Vec::new());

@@ -14,7 +14,8 @@ use crate::objects::Timestamp;
 const LONGEST_BACKOFF: Duration = Duration::from_secs(1000);
 
 impl Inner {
-    /// Returns whether an event reports that the creation failed.
+    /// Returns whether an event about the object that the controller syncs reports that a creation
+    /// failed.
     pub async fn has_failure_event(&self, check: &Check) -> bool {
         let owner = check.key.rsplit('/').next().unwrap_or_default();
         let namespace = &check.place.namespace;
@@ -30,7 +31,7 @@ impl Inner {
     }
 }
 
-/// Whether the event reports that a controller could not create an object.
+/// Returns whether the event reports that a controller could not create an object.
 fn is_failure(event: &Value) -> bool {
     let by = [&event["source"]["component"], &event["reportingComponent"]];
     event["reason"].as_str().is_some_and(|reason| reason.starts_with("FailedCreate"))

@@ -32,7 +32,7 @@ pub enum Outcome {
     Contradicted,
 }
 
-/// A write that this manager would have made.
+/// A write that this manager would have made, as the report lists it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Item {
@@ -106,12 +106,12 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether nothing is outstanding, contradicted or unexpected.
+    /// Returns whether nothing is outstanding, contradicted or unexpected.
     pub fn is_clean(&self) -> bool {
         self.outstanding.is_empty() && self.all_contradicted() == 0 && self.unexpected_writes == 0
     }
 
-    /// The number of all contradictions, with those that are not listed.
+    /// Returns the number of all contradictions, with those that are not listed.
     fn all_contradicted(&self) -> u64 {
         self.controllers.iter().map(|row| row.contradicted).sum()
     }
@@ -139,8 +139,8 @@ impl Report {
     }
 }
 
-/// Formats the place of a write: `deployments.apps/status default/web`.
-fn place(resource: &str, subresource: &str, namespace: &str, name: &str) -> String {
+/// Formats the format_place of a write: `deployments.apps/status default/web`.
+fn format_place(resource: &str, subresource: &str, namespace: &str, name: &str) -> String {
     let mut text = resource.to_owned();
     if !subresource.is_empty() {
         let _ = write!(text, "/{subresource}");
@@ -161,14 +161,14 @@ fn place(resource: &str, subresource: &str, namespace: &str, name: &str) -> Stri
 }
 
 impl Item {
-    fn place(&self) -> String {
-        place(&self.resource, &self.subresource, &self.namespace, &self.name)
+    fn format_place(&self) -> String {
+        format_place(&self.resource, &self.subresource, &self.namespace, &self.name)
     }
 }
 
 impl Unexpected {
-    fn place(&self) -> String {
-        place(&self.resource, &self.subresource, &self.namespace, &self.name)
+    fn format_place(&self) -> String {
+        format_place(&self.resource, &self.subresource, &self.namespace, &self.name)
     }
 }
 
@@ -190,9 +190,10 @@ fn format_value(value: &serde_json::Value) -> String {
 }
 
 impl fmt::Display for Item {
+    /// Writes the item as a line, and its first [`FIELDS`] changes as a line each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Item { controller, verb, wanted_for_seconds, .. } = self;
-        writeln!(f, "  {controller}: {verb} {} (for {wanted_for_seconds}s)", self.place())?;
+        writeln!(f, "  {controller}: {verb} {} (for {wanted_for_seconds}s)", self.format_place())?;
         for change in self.changes.iter().take(FIELDS) {
             let (old, new) = (format_value(&change.old), format_value(&change.new));
             writeln!(f, "      {}: {old} -> {new}", escaped(&change.path))?;
@@ -205,10 +206,11 @@ impl fmt::Display for Item {
 }
 
 impl fmt::Display for Unexpected {
+    /// Writes the write as a line, and its first [`FIELDS`] fields in a second one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Unexpected { verb, times, fields, .. } = self;
         let often = if *times > 1 { format!(" ({times} times)") } else { String::new() };
-        writeln!(f, "  {verb} {}{often}", self.place())?;
+        writeln!(f, "  {verb} {}{often}", self.format_place())?;
         if fields.is_empty() {
             return Ok(());
         }

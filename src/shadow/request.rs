@@ -67,12 +67,12 @@ impl Refusal {
     }
 }
 
-/// Whether only the metadata of an object was read.
+/// Returns whether only the metadata of an object was read.
 fn is_partial(object: &Value) -> bool {
     object["kind"] == "PartialObjectMetadata"
 }
 
-fn is_going(object: &Value) -> bool {
+fn is_being_deleted(object: &Value) -> bool {
     !object["metadata"]["deletionTimestamp"].is_null()
 }
 
@@ -85,7 +85,7 @@ impl Request {
         self.method == "POST" && self.subresource.is_empty()
     }
 
-    /// The verb as upstream's authorization has it. `named`: one object, not a collection.
+    /// Returns the verb as upstream's authorization has it. `named`: one object, not a collection.
     pub fn verb(&self, named: bool) -> &'static str {
         match (self.method, named) {
             ("PUT", _) => "update",
@@ -100,11 +100,12 @@ impl Request {
         self.content_type.starts_with("application/apply-patch")
     }
 
-    /// The reason why the server would refuse a creation in this namespace, if there is one.
+    /// Returns the reason why the server would refuse a creation in this namespace, if there is
+    /// one.
     pub fn namespace_refusal(namespace: Option<&Value>) -> Option<Refusal> {
         match namespace {
             None => Some(Refusal::NoNamespace),
-            Some(namespace) if is_going(namespace) => Some(Refusal::NamespaceTerminating),
+            Some(namespace) if is_being_deleted(namespace) => Some(Refusal::NamespaceTerminating),
             Some(_) => None,
         }
     }
@@ -113,8 +114,9 @@ impl Request {
     /// the live object.
     pub fn refusal(&self, live: Option<&Value>) -> Option<Refusal> {
         let Some(live) = live else {
-            let makes_it = self.is_create() || (self.method == "PATCH" && self.is_apply());
-            return (!makes_it).then_some(Refusal::NotFound);
+            // A server-side apply creates the object.
+            let may_create = self.is_create() || (self.method == "PATCH" && self.is_apply());
+            return (!may_create).then_some(Refusal::NotFound);
         };
         if self.is_create() {
             return Some(Refusal::AlreadyExists);
@@ -130,7 +132,8 @@ impl Request {
         (differs("uid") || differs("resourceVersion")).then_some(Refusal::Conflict)
     }
 
-    /// What the write would change in `live`.
+    /// Returns what the write would change in `live`; for a Secret, with digests in place of its
+    /// values.
     pub fn effect(&self, live: &Value) -> Effect {
         if !self.is_of_secret {
             return self.effect_on(live);
@@ -140,12 +143,15 @@ impl Request {
         self.effect_on(&live)
     }
 
-    /// Returns what the request would change in `live`.
+    /// Returns what the request would change in `live`, an object whose values are already
+    /// concealed if it is a Secret.
     fn effect_on(&self, live: &Value) -> Effect {
-        if self.is_create() || (self.is_delete() && is_going(live)) {
+        // The object that was to be created exists, or is already being deleted.
+        if self.is_create() || (self.is_delete() && is_being_deleted(live)) {
             return Effect::Nothing;
         }
         if self.is_delete() {
+            // A deletion names no fields.
             return Effect::Changes(Vec::new());
         }
         let changes = match (self.method, self.subresource.as_str()) {

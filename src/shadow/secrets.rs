@@ -36,14 +36,17 @@ pub fn conceal(object: &mut Value) {
 
 type Digest = fn(&mut Value);
 
+/// Replaces one member of `object`, if it exists, with its digest.
 fn conceal_at(object: &mut Value, member: &str, digest: Digest) {
     object.get_mut(member).into_iter().for_each(digest);
 }
 
+/// Replaces a base64 value with the digest of its decoded bytes. A value that is empty or cannot be
+/// decoded is treated as text.
 fn digest_of_base64(value: &mut Value) {
     let decoded = value.as_str().and_then(|text| STANDARD.decode(text).ok());
     match decoded.filter(|bytes| !bytes.is_empty()) {
-        Some(bytes) => *value = shown(&bytes),
+        Some(bytes) => *value = digest_value(&bytes),
         None => digest_of_text(value),
     }
 }
@@ -53,13 +56,13 @@ fn digest_of_text(value: &mut Value) {
     *value = match &*value {
         Value::Null => return,
         Value::String(text) if text.is_empty() => return,
-        Value::String(text) => shown(text.as_bytes()),
-        other => shown(other.to_string().as_bytes()),
+        Value::String(text) => digest_value(text.as_bytes()),
+        other => digest_value(other.to_string().as_bytes()),
     };
 }
 
-/// The text in place of a value.
-fn shown(bytes: &[u8]) -> Value {
+/// Returns the digest that replaces a value.
+fn digest_value(bytes: &[u8]) -> Value {
     format!("digest:{:016x}", KEYED.hash_one(bytes)).into()
 }
 

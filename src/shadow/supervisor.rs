@@ -14,7 +14,7 @@ use crate::task::{SyncScope, in_scope};
 const FREQUENT_PERIOD: Duration = Duration::from_secs(60);
 const FREQUENCY_FACTOR: u32 = 20;
 
-/// Whether the error shows that the live object differs from the cached one.
+/// Returns whether the error shows that the live object differs from the cached one.
 fn is_from_stale_cache(error: &Error) -> bool {
     let is = |error: &client::Error| {
         error.is_not_found() || error.is_conflict() || error.is_already_exists()
@@ -38,7 +38,8 @@ impl Supervisor for Shadow {
             run.end();
             let (now, has_unwritten) = (shadow.clock.monotonic(), run.has_unwritten());
             let is_whole = !has_unwritten && result.is_ok();
-            let retry = shadow.ledger.lock().run_ended(now, controller, &run.key, began, is_whole);
+            let retry =
+                shadow.ledger.lock().record_sync_end(now, controller, &run.key, began, is_whole);
             // The controller's reaction to a failed write (a back-off, a last retry) does not
             // count, because no write failed. Nor do errors about objects that changed on the
             // server before the caches saw it.
@@ -71,6 +72,8 @@ impl Supervisor for Shadow {
         })
     }
 
+    /// Runs a background task in a scope of its own, so that its writes are recorded under the
+    /// controller's name.
     fn background(
         &self,
         controller: &'static str,

@@ -29,6 +29,7 @@ impl Target {
         let rest: Vec<String> = segments.map(percent::decode).collect();
         let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
         let (namespace, rest) = match &rest[..] {
+            // A subresource of the Namespace itself.
             ["namespaces", _, "status" | "finalize", ..] => ("", &rest[..]),
             ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
             rest => ("", rest),
@@ -42,6 +43,7 @@ impl Target {
         let object_path = match subresource.is_empty() {
             true => path.to_owned(),
             false => {
+                // The segments of the subresource are cut off.
                 let below = subresource.matches('/').count() + 1;
                 let end = path.trim_end_matches('/').rmatch_indices('/').nth(below - 1)?.0;
                 path[..end].to_owned()

@@ -180,7 +180,7 @@ fn a_write_waits_for_longer_where_this_manager_follows() {
     for (since, patience, followed, expected) in
         [(10, 2, 0, 12), (10, 2, 9, 12), (10, 2, 13, 14), (10, 2, 30, 20), (10, 7, 14, 17)]
     {
-        let until = until(second(since), second(patience), second(followed));
+        let until = earliest_pass(second(since), second(patience), second(followed));
         assert_eq!(until, second(expected), "{since} {patience} {followed}");
     }
 }

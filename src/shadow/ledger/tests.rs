@@ -98,11 +98,11 @@ fn an_intention_is_met_by_a_sync_that_no_longer_wants_it() {
         ledger.record_intended(seconds(1), scale(1, 3));
         ledger
             .record_seen(seconds(2), &place("x"), None, Seen::Present, touched, || Some(scaled(2)));
-        ledger.run_ended(seconds(3), "c", "a/y", seconds(3), true);
-        ledger.run_ended(seconds(3), "c", "a/x", seconds(3), false);
-        ledger.run_ended(seconds(3), "c", "a/x", seconds(0), true);
+        ledger.record_sync_end(seconds(3), "c", "a/y", seconds(3), true);
+        ledger.record_sync_end(seconds(3), "c", "a/x", seconds(3), false);
+        ledger.record_sync_end(seconds(3), "c", "a/x", seconds(0), true);
         assert_eq!(counts(&ledger, 3), [0, 0, 1, 0, 0], "none began later and reached its end");
-        ledger.run_ended(seconds(4), "c", "a/x", seconds(3), true);
+        ledger.record_sync_end(seconds(4), "c", "a/x", seconds(3), true);
         assert_eq!(counts(&ledger, 4), expected);
     }
 }
@@ -276,7 +276,7 @@ fn keys_are_tried_again_less_and_less_often() {
     let mut ledger = ledger();
     ledger.record_intended(seconds(0), scale(1, 3));
     for (now, millis) in [(0, 100), (2, 500), (20, 5_000), (600, 15_000)] {
-        let wait = ledger.run_ended(seconds(now), "c", "a/x", seconds(0), false);
+        let wait = ledger.record_sync_end(seconds(now), "c", "a/x", seconds(0), false);
         assert_eq!(wait, Duration::from_millis(millis), "{now}");
     }
 }
@@ -309,15 +309,15 @@ fn what_is_written_once_is_compared_when_it_is_created() {
     assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0]);
     made(&mut ledger, 3, pod("a", "1"));
     assert_eq!(counts(&ledger, 100), [0; 5]);
-    assert!(ledger.is_made(seconds(4), &intended("b")), "it came before the intended one");
+    assert!(ledger.was_created(seconds(4), &intended("b")), "it came before the intended one");
     assert_eq!(counts(&ledger, 100), [1, 0, 0, 0, 0]);
-    assert!(!ledger.is_made(seconds(30), &intended("b")), "a later one is another Pod");
+    assert!(!ledger.was_created(seconds(30), &intended("b")), "a later one is another Pod");
 
     // All that it creates has another label.
     for node in ["a", "b"] {
         made(&mut ledger, 40, pod(node, "2"));
     }
-    assert!(ledger.is_made(seconds(41), &intended("a")));
+    assert!(ledger.was_created(seconds(41), &intended("a")));
     assert_eq!(counts(&ledger, 100), [1, 0, 1, 0, 0]);
     assert_eq!(counts(&ledger, 101), [1, 0, 0, 0, 1]);
     let report = ledger.report(seconds(101));
@@ -344,7 +344,7 @@ fn differing_creations_of_a_controller_have_a_bound_and_are_forgotten_with_their
         let request = request("POST", job(owner, 1));
         let controller = owner.to_owned();
         let intended = IntendedWrite { controller, place, request, ..scale(1, 2) };
-        assert!(ledger.is_made(seconds(2), &intended));
+        assert!(ledger.was_created(seconds(2), &intended));
     };
     let shown = |ledger: &Ledger| {
         let report = ledger.report(seconds(100));
