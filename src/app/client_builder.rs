@@ -23,7 +23,7 @@ const LEEWAY: f64 = 0.2;
 const TRIES: u32 = 4;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 
-/// Upstream: `SimpleControllerClientBuilder`.
+/// Makes clients that all use our own credentials. Upstream: `SimpleControllerClientBuilder`.
 pub struct SimpleClients {
     pub program: &'static str,
     pub connection: Arc<dyn Connection>,
@@ -39,7 +39,8 @@ impl ClientBuilder for SimpleClients {
     }
 }
 
-/// Upstream: `DynamicControllerClientBuilder`.
+/// Makes clients that each use the tokens of a service account. Upstream:
+/// `DynamicControllerClientBuilder`.
 pub struct ServiceAccountClients {
     pub program: &'static str,
     pub connection: Arc<dyn Connection>,
@@ -49,7 +50,7 @@ pub struct ServiceAccountClients {
 }
 
 impl ClientBuilder for ServiceAccountClients {
-    /// A client that authenticates with tokens of the service account `name`.
+    /// Returns a client that authenticates with tokens of the service account `name`.
     fn client(&self, name: &str) -> Result<Client, String> {
         let requests = ApiTokens { client: self.root.clone(), name: name.into() };
         let tokens = CachedTokens::new(Arc::new(requests), self.clock.clone());
@@ -159,7 +160,7 @@ impl TokenSource for CachedTokens {
 }
 
 impl TokenState {
-    /// Requests a token, several times if need be.
+    /// Requests a token, up to [`TRIES`] times with growing waits.
     async fn request(&self) -> Result<Token, String> {
         let mut wait = FIRST_WAIT;
         let mut tries = 1;

@@ -10,7 +10,7 @@ use crate::metrics::metrics;
 use crate::options::{Gates, Options, min_compatible, model_version, version_info};
 use crate::task;
 
-/// Registers these metrics, once for the process.
+/// Registers the metrics of this module. Another call in the same process changes nothing.
 pub fn register(options: &Options) {
     match try_register(options) {
         Ok(()) | Err(prometheus::Error::AlreadyReg) => (),
@@ -86,6 +86,7 @@ impl Collector for FeatureGates {
         vec![&self.desc]
     }
 
+    /// Returns a series for each feature gate, with the value 1 if it is on.
     fn collect(&self) -> Vec<MetricFamily> {
         let Ok(gauge) = IntGaugeVec::new(Opts::new(Self::NAME, Self::HELP), &Self::LABELS) else {
             return Vec::new();
@@ -137,6 +138,8 @@ impl RunningControllers {
         ("cloud-node-lifecycle-controller", "cloud-node-lifecycle"),
     ];
 
+    /// Sets whether a controller of [`NAMES`](Self::NAMES) runs in this manager; others have no
+    /// such metric.
     pub fn set(manager: &str, controller: &str, runs: bool) {
         let entry = Self::NAMES.iter().find(|(name, _)| *name == controller);
         if let Some((_, name)) = entry {

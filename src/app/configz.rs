@@ -42,7 +42,7 @@ fn time(duration: Duration) -> String {
     show_duration(duration)
 }
 
-/// The shortest number that parses to the same 32 bits: 0.55, not 0.550000011920929.
+/// Returns the shortest number that parses to the same 32 bits: 0.55, not 0.550000011920929.
 fn shortest(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }

@@ -28,7 +28,8 @@ pub trait Connection: Send + Sync + 'static {
     fn client(&self, user_agent: &str) -> Client;
     /// A client whose only credentials are the source's tokens.
     ///
-    /// # Errors When the CA certificates for the server cannot be read.
+    /// # Errors
+    /// When the CA certificates for the server cannot be read.
     fn client_with_tokens(
         &self,
         user_agent: &str,
@@ -70,8 +71,8 @@ pub struct Target<'a> {
 /// Makes a [`Connection`]. `Err`: one line naming the fault.
 pub type Connect = fn(&Target<'_>) -> Result<Arc<dyn Connection>, String>;
 
-/// The User-Agent, as upstream's, so that audit logs are the same. `name` is the controller or
-/// another part of the program.
+/// Returns the User-Agent, as upstream's, so that audit logs are the same. `name` is the controller
+/// or another part of the program.
 pub fn user_agent(program: &str, name: &str) -> String {
     format!("{program}/{} ({}) kubernetes/{name}", git_version(), platform())
 }

@@ -91,7 +91,7 @@ impl Descriptor {
         self.profile.name
     }
 
-    /// The controller, wired up. It has no queue where the options give it nothing to do.
+    /// Returns the controller, wired up. It has no queue where the options give it nothing to do.
     ///
     /// # Errors
     /// As the [`Constructor`]'s, and when the controller is not available in this build.
@@ -102,13 +102,13 @@ impl Descriptor {
         Ok(controller)
     }
 
-    /// Whether it has this name, or had it once.
+    /// Returns whether it has this name, or had it once.
     pub fn has_name(&self, name: &str) -> bool {
         self.name() == name || self.alias == Some(name)
     }
 
-    /// Whether `list`, the value of `--controllers`, enables the controller. The first item about
-    /// it decides.
+    /// Returns whether `list`, the value of `--controllers`, enables the controller. The first item
+    /// about it decides.
     pub fn enabled(&self, list: &[String]) -> bool {
         let decided = list.iter().find_map(|item| match item.strip_prefix('-') {
             Some(name) => self.has_name(name).then_some(false),
@@ -117,15 +117,16 @@ impl Descriptor {
         decided.unwrap_or(self.on_by_default && list.iter().any(|item| item == "*"))
     }
 
-    /// Whether the feature gates permit the controller.
+    /// Returns whether the feature gates permit the controller.
     pub fn gated_on(&self, gates: &Gates) -> bool {
         self.gates.iter().all(|gate| gates.enabled(gate))
     }
 }
 
 impl Descriptor {
-    /// Returns why the options do not let the controller run, for the log; `None` if it runs.
-    pub fn skipped(&self, options: &Options) -> Option<&'static str> {
+    /// Returns the reason, for the log, why the options do not let the controller run; `None` if it
+    /// runs.
+    pub fn skip_reason(&self, options: &Options) -> Option<&'static str> {
         // The token controller runs even if `--controllers` excludes it, as upstream.
         if self.name() != TOKEN_CONTROLLER && !self.enabled(&options.controllers) {
             return Some("controller is disabled");
@@ -140,18 +141,18 @@ impl Descriptor {
     }
 }
 
-/// The row of this name or alias.
+/// Returns the row of this name or alias.
 pub fn find(name: &str) -> Option<&'static Descriptor> {
     CONTROLLERS.iter().find(|row| row.has_name(name))
 }
 
-/// Whether `--controllers` may name it.
+/// Returns whether `--controllers` may name it.
 pub fn is_known(name: &str) -> bool {
     find(name).is_some()
 }
 
-/// The names of a table that `--controllers` may name, sorted; and those of them that are off by
-/// default.
+/// Returns the names of a table that `--controllers` may name, sorted; and those of them that are
+/// off by default.
 pub fn names(table: &[Descriptor]) -> (Vec<&'static str>, Vec<&'static str>) {
     let sorted = |rows: &mut dyn Iterator<Item = &Descriptor>| {
         let mut names: Vec<&str> = rows.map(Descriptor::name).collect();
@@ -580,7 +581,8 @@ mod tests {
 
     #[test]
     fn a_row_without_a_constructor_is_skipped_with_its_reason() {
-        let reason = |row: &Descriptor, options: &Options| row.skipped(options).unwrap_or("runs");
+        let reason =
+            |row: &Descriptor, options: &Options| row.skip_reason(options).unwrap_or("runs");
         let options = Options::default();
         assert_eq!(reason(&row("x"), &options), "controller is not available in this build");
         assert_eq!(reason(&row("x").off(), &options), "controller is disabled");

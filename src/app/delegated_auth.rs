@@ -22,7 +22,7 @@ const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "co
 
 /// Makes a client for reviews: by the kubeconfig, or as the Pod that the manager runs in. `None`
 /// without either.
-fn reviewing(
+fn review_client(
     connect: Connect,
     options: &Options,
     kubeconfig: &str,
@@ -31,6 +31,7 @@ fn reviewing(
     if kubeconfig.is_empty() && !is_in_cluster() {
         return Ok(None);
     }
+    // A negative rate: reviews are not limited.
     let target = Target { kubeconfig, qps: -1.0, read_only: options.shadow, ..Target::default() };
     match connect(&target) {
         Ok(connection) => {
@@ -54,8 +55,12 @@ pub(super) async fn auth_config(
     lookup: &Lookup,
     clock: &SharedClock,
 ) -> Result<AuthConfig, String> {
-    let authorization =
-        reviewing(connect, options, &options.authorization_kubeconfig, "authorization-kubeconfig")?;
+    let authorization = review_client(
+        connect,
+        options,
+        &options.authorization_kubeconfig,
+        "authorization-kubeconfig",
+    )?;
     let tolerates = |fault: &LookupFault| {
         // Upstream's manager reads the settings of a front proxy alone before it serves.
         fault.is_tolerated
@@ -89,18 +94,19 @@ pub(super) async fn auth_config(
 pub(super) struct Lookup {
     options: Arc<Options>,
     client: Option<Client>,
-    /// The cluster's authorities could not be read at the start, nor since.
+    /// Whether the cluster's authorities could not be read at the start, nor since.
     lacks_trust: AtomicBool,
 }
 
 impl Lookup {
     pub fn new(options: Arc<Options>, connect: Connect) -> Result<Lookup, String> {
         let kubeconfig = &options.authentication_kubeconfig;
-        let client = reviewing(connect, &options, kubeconfig, "authentication-kubeconfig")?;
+        let client = review_client(connect, &options, kubeconfig, "authentication-kubeconfig")?;
         Ok(Lookup { options, client, lacks_trust: AtomicBool::new(false) })
     }
 
-    /// Reads the trusted authorities.
+    /// Reads the trusted authorities: from the files of the flags, and from the cluster where no flag
+    /// names a file.
     ///
     /// # Errors
     /// One line naming the flag or the cluster's fault.
@@ -119,12 +125,12 @@ impl Lookup {
         Ok(trust)
     }
 
-    /// Whether the manager serves without authorities that the cluster may have by now.
+    /// Returns whether the manager serves without authorities that the cluster may have by now.
     pub fn lacks_trust(&self) -> bool {
         self.lacks_trust.load(Ordering::Relaxed)
     }
 
-    /// The stamps of the files with authorities.
+    /// Returns the stamps of the files with authorities.
     pub async fn stamps(&self) -> [Stamp; 2] {
         let o = self.options.clone();
         task::blocking(move || [&o.client_ca_file, &o.requestheader_client_ca_file].map(stamp))
@@ -179,7 +185,8 @@ impl fmt::Display for LookupFault {
     }
 }
 
-/// Reads the cluster's settings of authentication, which are used where flags give none.
+/// Reads the cluster's settings of authentication, which are used where flags give none: the CA of
+/// client certificates, and the settings of front proxies.
 async fn look_up(
     client: &Client,
 ) -> Result<(Option<Authorities>, Option<RequestHeader>), LookupFault> {
@@ -195,7 +202,8 @@ async fn look_up(
     parse_settings(&map["data"]).map_err(|error| fault(&error, true))
 }
 
-/// Parses the data of the ConfigMap `extension-apiserver-authentication`.
+/// Parses the data of the ConfigMap `extension-apiserver-authentication`: the CA of client
+/// certificates, and the settings of front proxies. A list that is missing or malformed is empty.
 fn parse_settings(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
     let authorities = |key: &str| match data[key].as_str() {
         Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),

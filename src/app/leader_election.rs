@@ -30,7 +30,7 @@ pub struct Contender<'a> {
 }
 
 impl Contender<'_> {
-    /// Whether the API server picks the leader of the main lease among the candidates.
+    /// Returns whether the API server picks the leader of the main lease among the candidates.
     pub fn is_coordinated(options: &Options) -> bool {
         options.feature_gates.enabled("CoordinatedLeaderElection")
     }
@@ -76,8 +76,8 @@ impl Contender<'_> {
         let work = |stop| {
             let work = work(stop, guard.clone());
             async move {
-                let left = work.await;
-                if guard.close(clock.monotonic()) { left } else { Work::Unfinished }
+                let work = work.await;
+                if guard.close(clock.monotonic()) { work } else { Work::Unfinished }
             }
         };
         let callbacks = LeaderCallbacks::new(work, || ()).on_new_leader(|leader| match leader {
@@ -85,6 +85,7 @@ impl Contender<'_> {
             leader => log::info!("leaderelection: new leader {leader:?}"),
         });
         let ended = elector.run(callbacks, self.stop).await;
+        // After a lost lease the process ends without a delay.
         if ended != Ended::Lost {
             events.shutdown().await;
         }

@@ -97,7 +97,7 @@ impl LeaseCandidate {
         Ok(LeaseCandidate { factory, informer, controller })
     }
 
-    /// Fails until the candidate's cache has synced.
+    /// Returns a health check that fails until the candidate's cache has synced.
     pub fn check(&self) -> Check {
         let informer = self.informer.clone();
         Arc::new(move || match informer.has_synced() {
@@ -115,6 +115,7 @@ impl LeaseCandidate {
     }
 }
 
+/// Creates and renews the LeaseCandidate of this process.
 struct Renewal {
     client: Client,
     clock: SharedClock,

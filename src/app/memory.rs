@@ -11,7 +11,7 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Bytes of free blocks that a process at rest may keep until the next release.
 const FEW: usize = 256 << 10;
 
-/// Lets the executor's thread, on which this runs, keep free blocks from one release to the next.
+/// Lets the executor's thread, on which this runs, keep free blocks, and releases them regularly.
 /// With more than one executor thread, the one that ran this first may keep its blocks for longer.
 pub(super) async fn release_regularly(clock: SharedClock, stop: StopToken) {
     process::ThreadCache::enable();

@@ -103,7 +103,7 @@ pub async fn run_program(
     }
 }
 
-/// The text of `--help`.
+/// Returns the text of `--help`.
 pub fn usage() -> String {
     let (controllers, off) = controller_table::names(controller_table::CONTROLLERS);
     let manual = Manual { program: PROGRAM, about: ABOUT, controllers: &controllers, off: &off };
@@ -126,7 +126,7 @@ async fn run_until_stopped(
     Ok(())
 }
 
-/// What there is before anything is served.
+/// The parts of the process that exist before anything is served.
 struct Prepared {
     program: Arc<dyn Program>,
     options: Arc<Options>,
@@ -202,7 +202,7 @@ fn announce(program: &dyn Program, options: &Options) {
     open_files::raise_limit();
 }
 
-/// What there is before the lease is taken.
+/// The parts of the process that exist before the lease is taken.
 struct Served {
     context: RunContext,
     /// The health of the elections; `None`: without an election.
@@ -214,19 +214,19 @@ struct Served {
     serving: StopToken,
 }
 
-/// Serves health, metrics and the debug pages. `None`: it was stopped before.
+/// Serves health, metrics and the debug pages. Returns `None` if the process was stopped before.
 async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, Vec<String>> {
     let Prepared { program, options, clock, verbosity, stop, migration, connection, shadow } =
         prepared;
     let health = HealthChecks::new();
-    let checked = |name: &str| {
+    let add_election_check = |name: &str| {
         let election = Arc::new(HealthzAdaptor::new(ELECTION_TOLERANCE));
         let asked = election.clone();
         health.add(name, Arc::new(move || asked.check()));
         election
     };
-    let main = options.leader_elect.then(|| checked(HealthzAdaptor::NAME));
-    let second = migration.as_ref().map(|_| checked(MIGRATION_CHECK));
+    let main = options.leader_elect.then(|| add_election_check(HealthzAdaptor::NAME));
+    let second = migration.as_ref().map(|_| add_election_check(MIGRATION_CHECK));
     let (serving, tasks) = (StopToken::new(), TaskGroup::new());
     let pipeline = Pipeline::new();
     let routes =
@@ -265,7 +265,8 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
     Ok(Some(Served { context, main, second, stop, tasks, serving }))
 }
 
-/// Chooses the release to follow; false: it was stopped before.
+/// Chooses the release to follow, and adapts the options, the pages and the metrics to it. Returns
+/// false if the process was stopped before.
 ///
 /// # Errors
 /// What the feature gates are not in that release, a line each.
@@ -301,7 +302,7 @@ async fn run_elected(served: Served) -> Result<(), Vec<String>> {
     }
 }
 
-/// Runs the controllers until stopped; returns their failure.
+/// Runs the controllers until stopped; returns the error of their failure, if they failed.
 async fn run_without_lease(served: &Served) -> Option<String> {
     let (context, stop) = (&served.context, served.stop.child());
     let timed = shadow::stop_after_shadow_for(
@@ -314,15 +315,15 @@ async fn run_without_lease(served: &Served) -> Option<String> {
     ended.err().map(|failed| failed.error)
 }
 
-/// Holds the lease, and that of a migration, while their controllers run. Returns the failure of
-/// these. `Err`: as [`result_of_run`].
+/// Takes the lease, and that of a leader migration, and runs the controllers of each while it is
+/// held. Returns the error of the controllers, if they failed. `Err`: as [`result_of_run`].
 async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, Vec<String>> {
     let Served { context, second, stop, tasks, serving, .. } = served;
     let RunContext { options, connection, clock, health, history, .. } = context;
     // Stops with the signal, and when the work ends by itself.
     let leading = stop.child();
     let failure = Arc::new(Mutex::new(None));
-    let under = |lease: Lease| {
+    let work_under = |lease: Lease| {
         let (over, cause) = (leading.clone(), failure.clone());
         let context = RunContext { lease, ..context.clone() };
         move |stop: StopToken, guard: Guard| async move {
@@ -350,7 +351,8 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
         health.add("informer-sync", candidate.check());
         tasks.spawn(candidate.run(serving.clone()));
     }
-    let (name, work) = (&options.leader_elect_resource_name, under(Lease::Main));
+    // The election under the main lease, then that under the lease of the migration.
+    let (name, work) = (&options.leader_elect_resource_name, work_under(Lease::Main));
     let led = async { result_of_run(contender.lead(name, coordinated, main, work).await) };
     let migrated = async {
         let (Some(migration), Some(health)) = (&context.migration, second) else { return Ok(()) };
@@ -360,7 +362,7 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
         }
         let name = &migration.leader_name;
         // There is no candidate for the second lease, so the API server would give it to no one.
-        result_of_run(contender.lead(name, false, health, under(Lease::Migration)).await)
+        result_of_run(contender.lead(name, false, health, work_under(Lease::Migration)).await)
     };
     future::try_zip(led, migrated).await?;
     log::info!("Requested to terminate. Exiting.");
@@ -368,7 +370,8 @@ async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, 
     Ok(failure)
 }
 
-/// As [`start::run`]; a panic is an error too, so that no lease is held without controllers.
+/// Runs the controllers as [`start::run`] does; a panic is an error too, so that no lease is held
+/// without controllers.
 async fn run_controllers(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     let ended = caught(start::run(started, stop)).await;
     ended.unwrap_or_else(|panic| {
@@ -384,6 +387,7 @@ fn result_of_run(ended: Result<Ended, String>) -> Result<(), Vec<String>> {
         Ended::NeverLed | Ended::Stopped => Ok(()),
         Ended::Lost => {
             log::error!("leaderelection lost");
+            // Nothing remains to be printed: the loss is logged.
             Err(Vec::new())
         }
     }

@@ -55,7 +55,8 @@ pub async fn create_all(
 /// Creates the accounts one after another, so that the tokens for which controllers wait come
 /// first. Removes existing accounts from `names`. Creates no account after the stop.
 ///
-/// # Errors The first error. The other accounts are created nevertheless.
+/// # Errors
+/// The first error; the other accounts are created nevertheless.
 async fn create_missing(
     client: &Client,
     names: &mut BTreeSet<&'static str>,
@@ -100,7 +101,7 @@ async fn ensure_namespace(client: &Client) {
     }
 }
 
-/// Creates the service account; success too if it exists.
+/// Creates the service account; succeeds too if it exists.
 async fn create(client: &Client, name: &str) -> client::Result<()> {
     let body = json!({
         "apiVersion": "v1", "kind": "ServiceAccount",

@@ -45,9 +45,9 @@ pub fn routes(
     routes.add_metrics();
     let results = health.results().clone();
     routes.add_unlisted("/metrics/slis", handler(move |request| results.answer(request)));
-    let (shown, given, migrating) = (program.clone(), options.clone(), migration.cloned());
+    let (program_shown, given, migrating) = (program.clone(), options.clone(), migration.cloned());
     let config = move |_: &Request| {
-        Response::json(200, &shown.configz(&given, migrating.as_ref(), followed()))
+        Response::json(200, &program_shown.configz(&given, migrating.as_ref(), followed()))
     };
     routes.add("/configz", handler(config));
     zpages::install_version(&routes, version_info);
@@ -129,7 +129,8 @@ pub async fn serve(
     Ok(())
 }
 
-/// Upstream: `genericapifilters.WithCacheControl`.
+/// Wraps a handler so that clients neither cache its answers nor guess their media type. Upstream:
+/// `genericapifilters.WithCacheControl`.
 fn never_cached(inner: Handler) -> Handler {
     Arc::new(move |request| {
         let answer = inner(request);
@@ -140,7 +141,8 @@ fn never_cached(inner: Handler) -> Handler {
     })
 }
 
-/// Binds the secure port.
+/// Binds the secure port: on every interface of both families if `--bind-address` is unspecified,
+/// and on IPv4 alone where the kernel lacks IPv6.
 fn listen(options: &Options) -> Result<TcpListener, String> {
     let port = u16::try_from(options.secure_port).unwrap_or_default();
     let address = SocketAddr::new(options.bind_address, port);
@@ -176,8 +178,9 @@ fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Returns the TLS settings of the flags. Creates a self-signed pair in `--cert-dir`, unless it has
-/// one.
+/// Returns the TLS settings of the flags. If they name no certificate, uses the pair in
+/// `--cert-dir`, which is created there if it does not exist; `None` in place of files: without a
+/// folder, the certificate is made in memory.
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     let address = Some(options.bind_address).filter(|address| !address.is_unspecified());
     let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {

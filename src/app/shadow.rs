@@ -13,8 +13,8 @@ use crate::task::StopToken;
 /// The sync period of volumes: short, so that this manager wants a binding while it is held back.
 const BINDER_PERIOD: Duration = Duration::from_secs(5);
 
-/// Changes the flags for shadow mode: no lease is taken, no token is requested, and objects come in
-/// JSON, whose metadata says who wrote them.
+/// Returns the options for shadow mode: no lease is taken, no token is requested, and objects come
+/// in JSON, whose metadata says who wrote them.
 pub fn options(options: Options) -> Options {
     Options {
         leader_elect: false,
@@ -26,7 +26,7 @@ pub fn options(options: Options) -> Options {
     }
 }
 
-/// `/debug/shadow`: a page for people, JSON for programs.
+/// Returns the handler of `/debug/shadow`: a page for people, JSON for programs.
 pub fn served(shadow: &Shadow) -> Handler {
     let shadow = shadow.clone();
     let page = Page {

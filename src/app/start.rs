@@ -71,7 +71,7 @@ pub struct RunContext {
 }
 
 impl RunContext {
-    /// Whether the controller runs under this lease, by the leader migration.
+    /// Returns whether the controller runs under this lease, by the leader migration.
     fn runs(&self, row: &Descriptor) -> bool {
         let lease = self.migration.as_ref().map_or(Lease::Main, |m| m.lease_of(row.name()));
         lease == self.lease
@@ -87,7 +87,7 @@ pub struct Failed {
 }
 
 impl Failed {
-    /// No controller runs.
+    /// Makes the failure of a run in which no controller runs any more.
     fn ended(error: String) -> Failed {
         Failed { error, work: Work::Ended }
     }
@@ -145,7 +145,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     controllers.extend(build(rows, options, &context).map_err(Failed::ended)?);
     for controller in &controllers {
         if let Some(debug) = controller.debug_handler() {
-            routes.add_debug(controller.name(), served(debug));
+            routes.add_debug(controller.name(), http_handler(debug));
         }
     }
     let watchers: Vec<Watcher> = controllers.iter().map(Controller::watcher).collect();
@@ -206,7 +206,7 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     }
 }
 
-/// Resolves when all controllers run, or after [`START_PATIENCE`].
+/// Waits until all controllers run, or for [`START_PATIENCE`].
 async fn all_run(watchers: Vec<Watcher>, clock: SharedClock) {
     let run = async {
         for watcher in &watchers {
@@ -216,8 +216,8 @@ async fn all_run(watchers: Vec<Watcher>, clock: SharedClock) {
     run.or(clock.sleep(START_PATIENCE)).await;
 }
 
-/// The service accounts of these controllers. The token controller has none: it runs under the
-/// manager's own credentials.
+/// Returns the service accounts of these controllers. The token controller has none: it runs under
+/// the manager's own credentials.
 fn accounts(program: &dyn Program, controllers: &[Controller]) -> BTreeSet<&'static str> {
     let runs =
         |row: &&Descriptor| controllers.iter().any(|controller| controller.name() == row.name());
@@ -261,7 +261,8 @@ async fn wait_for_api_server(
     }
 }
 
-/// Whether the served versions of [`SERVED_VERSIONS`] are known now.
+/// Reads from discovery in which of their [`SERVED_VERSIONS`] resources are served; returns whether
+/// all are known now.
 async fn choose_versions(reader: &Client) -> bool {
     match reader.choose_versions(SERVED_VERSIONS).await {
         Ok(are_known) => are_known,
@@ -281,14 +282,15 @@ async fn choose_versions_later(reader: Client, clock: SharedClock, stop: StopTok
     }
 }
 
+/// Drops the result of discovery from time to time, so that new kinds are noticed.
 async fn reset_discovery(connection: Arc<dyn Connection>, clock: SharedClock, stop: StopToken) {
     while stop.unless_stopped(clock.sleep(DISCOVERY_RESET)).await.is_some() {
         connection.reset_discovery();
     }
 }
 
-/// A key that has failed during an outage may wait for minutes, and no event queues it: a list
-/// passes unchanged objects to no handler.
+/// Makes failed keys retry soon after each outage of the API server. Such a key may otherwise wait
+/// for minutes, and no event queues it: a list passes unchanged objects to no handler.
 async fn retry_after_outages(outages: Outages, watchers: Vec<Watcher>, stop: StopToken) {
     let mut known = outages.ended();
     while stop.unless_stopped(outages.more_than(known)).await.is_some() {
@@ -319,7 +321,7 @@ fn build<'a>(
 ) -> Result<Vec<Controller>, String> {
     let mut controllers = Vec::new();
     for row in rows {
-        if let Some(reason) = row.skipped(options) {
+        if let Some(reason) = row.skip_reason(options) {
             log::info!("Warning: {reason}: {}", row.name());
             continue;
         }
@@ -332,15 +334,15 @@ fn build<'a>(
     Ok(controllers)
 }
 
-/// A random time between once and twice `--min-resync-period`, so that managers do not resync
-/// together.
+/// Returns a random time between once and twice `--min-resync-period`, so that managers do not
+/// resync together.
 /// Upstream: `ResyncPeriod`.
 fn resync_period(options: &Options) -> Duration {
     options.min_resync_period.mul_f64(1.0 + fastrand::f64())
 }
 
-/// A controller's debug handler as the server's.
-fn served(debug: DebugHandler) -> Handler {
+/// Converts a controller's debug handler into one of the HTTP server.
+fn http_handler(debug: DebugHandler) -> Handler {
     handler(move |request: &Request| {
         let query = request.query_pairs().collect();
         match debug(&DebugRequest { path: &request.path, query }) {
@@ -362,8 +364,8 @@ fn run_one(
     stop: &StopToken,
     failure: &Failure,
 ) -> impl Future<Output = ()> + Send + use<> {
-    let (name, own) = (controller.name(), controller.failure());
-    let seen = own.clone();
+    let (name, own_failure) = (controller.name(), controller.failure());
+    let seen = own_failure.clone();
     let check = move || seen.get().map_or(Ok(()), |failure| Err(failure.to_owned()));
     health.add(name, Arc::new(check));
     let wait = options.controller_start_interval.mul_f64(1.0 + START_JITTER * fastrand::f64());
@@ -379,20 +381,20 @@ fn run_one(
         let work = async {
             let ended = caught(controller.run(stop.clone())).await;
             match &ended {
-                Err(panic) => own.report(format!("{name} panicked: {panic}")),
-                Ok(()) if !stop.is_stopped() => own.report(format!("{name} has ended")),
+                Err(panic) => own_failure.report(format!("{name} panicked: {panic}")),
+                Ok(()) if !stop.is_stopped() => own_failure.report(format!("{name} has ended")),
                 Ok(()) => (),
             }
             ended.is_ok()
         };
         // A failed controller may take long to end; the process does not wait for it.
         let failed = async {
-            own.reported().await;
-            failure.report(own.get().unwrap_or(name).to_owned());
+            own_failure.reported().await;
+            failure.report(own_failure.get().unwrap_or(name).to_owned());
             std::future::pending().await
         };
         let is_over = work.or(failed).await;
-        if let Some(reported) = own.get() {
+        if let Some(reported) = own_failure.get() {
             log::error!("{reported}");
             failure.report(reported.to_owned());
         }

@@ -43,7 +43,7 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
 }
 
 /// Returns the traced objects after a request, or `None` if it does not change them. `below`: the
-/// object that the path names.
+/// object that the path names; `Err`: the answer to a malformed request.
 fn traced_after(
     method: &Method,
     mut traced: Vec<TraceObject>,

@@ -61,7 +61,8 @@ impl HealthChecks {
         }
     }
 
-    /// Calls all checks that the query does not exclude.
+    /// Calls all checks that the query does not exclude, and answers with their results: 500 if one
+    /// has failed.
     fn answer_all(
         &self,
         endpoint: &str,
@@ -120,7 +121,7 @@ pub struct Results {
 impl Default for Results {
     /// Registers the metrics of health checks in a registry of their own.
     fn default() -> Results {
-        let made = || -> prometheus::Result<Results> {
+        let register = || -> prometheus::Result<Results> {
             let registry = Registry::new();
             let help = "[STABLE] This metric records the result of a single healthcheck.";
             let last = Opts::new("kubernetes_healthcheck", help);
@@ -133,7 +134,7 @@ impl Default for Results {
             registry.register(Box::new(total.clone()))?;
             Ok(Results { registry, last, total })
         };
-        made().expect("valid names and labels in a new registry")
+        register().expect("valid names and labels in a new registry")
     }
 }
 

@@ -86,14 +86,14 @@ impl Routes {
         self.add_unlisted(&base, strip);
     }
 
-    /// The paths, sorted, without the unlisted ones.
+    /// Returns the paths, sorted, without the unlisted ones.
     pub fn paths(&self) -> Vec<String> {
         let table = self.table.read();
         table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()
     }
 
-    /// Answers by the handler of the exact path, else of the longest tree above it; 404 without
-    /// one.
+    /// Answers by the handler of the exact path, else of the longest tree above it; with 404 if
+    /// there is none.
     pub fn answer(&self, request: Request) -> Boxed<Response> {
         let handler = {
             let table = self.table.read();

@@ -15,7 +15,7 @@ const GROUP: &str = "config.k8s.io";
 pub const FLAGZ: &str = "/flagz";
 pub const STATUSZ: &str = "/statusz";
 
-/// `version`: its content, which may change.
+/// Adds the page `/version`. `version` returns its content, which may change.
 pub fn install_version(routes: &Routes, version: fn() -> Value) {
     routes.add("/version", handler(move |_| Response::json(200, &version())));
 }

@@ -95,9 +95,7 @@ impl Source for HeldStream {
             let undelivered = self.undelivered.lock().remove(scope).unwrap_or_default();
             let flow = Flow {
                 events,
-                /// Set when the source has ended: its error, if any, until `next` has returned it.
                 end: None,
-                /// Events that may pass.
                 ready: if is_initial { VecDeque::new() } else { undelivered },
                 held: Vec::new(),
                 is_initial,
@@ -176,8 +174,9 @@ impl Drop for Turn {
 /// The state of one watch: the source's events, those that are held, and those that may pass.
 struct Flow {
     events: Events,
-    /// How it ended.
+    /// Set when the source has ended: its error, if any, until `next` has returned it.
     end: Option<Option<Error>>,
+    /// Events that may pass.
     ready: VecDeque<Event>,
     held: Vec<Held>,
     /// Whether the watch still delivers its initial events, which are not held.

@@ -19,7 +19,7 @@ use crate::objects::Uid;
 /// place and kind within this time before it.
 const CLAIM_WINDOW: Duration = Duration::from_secs(10);
 
-/// An intention that is not longest_pause within this time is dropped: it was a single attempt.
+/// An intention that is not repeated within this time is dropped: it was a single attempt.
 const REPEATED_WITHIN: Duration = Duration::from_secs(3 * 60);
 
 /// An intention whose content changes all the time is late after this many times the grace period.
@@ -550,7 +550,7 @@ impl Ledger {
         });
     }
 
-    /// Drops intentions that are no longer longest_pause, judges the suspects whose grace period is
+    /// Drops intentions that are no longer repeated, judges the suspects whose grace period is
     /// over, and forgets old claims and creations.
     pub fn tick(&mut self, now: Duration) {
         let grace = self.grace;

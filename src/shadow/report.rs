@@ -139,7 +139,7 @@ impl Report {
     }
 }
 
-/// Formats the format_place of a write: `deployments.apps/status default/web`.
+/// Formats the place of a write: `deployments.apps/status default/web`.
 fn format_place(resource: &str, subresource: &str, namespace: &str, name: &str) -> String {
     let mut text = resource.to_owned();
     if !subresource.is_empty() {

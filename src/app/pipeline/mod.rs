@@ -40,7 +40,7 @@ struct Part {
     controllers: Vec<Watcher>,
 }
 
-/// A part of a pipeline until it is dropped.
+/// Keeps a part in the pipeline until it is dropped.
 #[must_use]
 pub struct Shown {
     pipeline: Pipeline,
@@ -70,8 +70,8 @@ impl Pipeline {
         self.parts.lock().values().cloned().collect()
     }
 
-    /// Passes cached objects to the trace, so that it follows the existing dependents of traced
-    /// objects.
+    /// Passes the cached objects to the trace, again and again until it learns nothing new, so that
+    /// it follows the existing dependents of traced objects.
     pub fn teach_trace(&self) {
         let parts = self.parts();
         let mut is_new = true;

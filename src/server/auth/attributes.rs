@@ -13,7 +13,7 @@ pub enum Access {
 }
 
 impl Access {
-    /// The bytes that a client chooses.
+    /// Returns the number of bytes that a client chooses.
     pub(super) fn size(&self) -> usize {
         match self {
             Access::Path { verb, path } => verb.len() + path.len(),

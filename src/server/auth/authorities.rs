@@ -80,7 +80,7 @@ impl Authorities {
     }
 }
 
-/// Upstream: `parseUIDFromCert`.
+/// Returns the UID of a subject, empty if it has none. Upstream: `parseUIDFromCert`.
 fn uid(uids: &[Option<String>]) -> Result<String, String> {
     match uids {
         [] => Ok(String::new()),

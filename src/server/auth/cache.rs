@@ -18,7 +18,7 @@ const CAPACITY: NonZeroUsize = NonZeroUsize::new(1024).expect("a constant above 
 pub(super) struct Key([u8; 32]);
 
 impl Key {
-    /// A digest: tokens are not kept in memory.
+    /// Returns the digest of a question: tokens are not kept in memory.
     pub fn digest(question: &(impl Hash + ?Sized)) -> Key {
         let mut state = Digesting(Sha256::new());
         question.hash(&mut state);

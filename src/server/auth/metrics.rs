@@ -30,8 +30,9 @@ metrics! {
         "authentication_token_cache_active_fetch_count", "[ALPHA] ";
 }
 
-/// The owner of a token was found out in this time; `is_known`: by an earlier review.
-pub fn token_answered(is_known: bool, took: Duration) {
+/// Counts an answer about the owner of a token, and the time that it took; `is_known`: an earlier
+/// review has found the owner.
+pub fn count_token_answer(is_known: bool, took: Duration) {
     let status = if is_known { "hit" } else { "miss" };
     TOKEN_REQUESTS.with_label_values(&[status]).inc();
     TOKEN_REQUEST_SECONDS.with_label_values(&[status]).observe(took.as_secs_f64());
@@ -54,7 +55,8 @@ impl Fetch {
         Fetch(status)
     }
 
-    pub fn ended(&self, is_ok: bool) {
+    /// Counts the end of the review.
+    pub fn count_end(&self, is_ok: bool) {
         let status = if is_ok { "ok" } else { "error" };
         TOKEN_FETCHES.with_label_values(&[status]).inc();
     }

@@ -73,6 +73,7 @@ pub struct Trust {
     pub request_header: RequestHeader,
 }
 
+/// The settings of [`Auth`].
 pub struct AuthConfig {
     pub trust: Trust,
     pub reviewer: Arc<dyn Reviewer>,
@@ -88,7 +89,7 @@ pub struct AuthConfig {
     pub always_allow_groups: Vec<String>,
 }
 
-/// The filter in front of all handlers.
+/// The filter in front of all handlers: it authenticates each request, then authorizes it.
 pub struct Auth {
     config: AuthConfig,
     trust: RwLock<Arc<Trust>>,
@@ -176,6 +177,7 @@ impl Auth {
             match trust.client_ca.as_ref().map(|ca| ca.user(chain, now)) {
                 Some(Ok(user)) if !user.name.is_empty() => return Some(user.authenticated()),
                 Some(Err(fault)) => faults.push(fault),
+                // No CA, or a certificate without a name.
                 _ => (),
             }
         }
@@ -200,7 +202,7 @@ impl Auth {
             Some(known) => known,
             None => self.review(key, token).await,
         };
-        metrics::token_answered(is_known, self.clock.monotonic().saturating_sub(begin));
+        metrics::count_token_answer(is_known, self.clock.monotonic().saturating_sub(begin));
         user
     }
 
@@ -210,7 +212,7 @@ impl Auth {
         let permit = self.reviews.acquire().await;
         let fetch = metrics::Fetch::in_flight();
         let reviewed = self.config.reviewer.token(token).await;
-        fetch.ended(reviewed.is_ok());
+        fetch.count_end(reviewed.is_ok());
         drop((permit, fetch, blocked));
         match reviewed {
             Ok(user) => {
@@ -249,9 +251,9 @@ impl Auth {
         if let Some(known) = key.and_then(|key| self.access.get(&key, now)) {
             return Ok(known);
         }
-        let turn = self.reviews.acquire().await;
+        let permit = self.reviews.acquire().await;
         let reviewed = self.config.reviewer.access(user, access).await;
-        drop(turn);
+        drop(permit);
         match reviewed {
             Ok(yes) => {
                 let config = &self.config;
@@ -269,7 +271,7 @@ impl Auth {
     }
 }
 
-/// The token of an `Authorization` header; `None`: it has none. Upstream: `bearertoken`.
+/// Returns the token of an `Authorization` header; `None` if it has none. Upstream: `bearertoken`.
 fn bearer(value: &HeaderValue) -> Option<String> {
     let mut parts = value.as_bytes().trim_ascii().splitn(3, |byte| *byte == b' ');
     let is_bearer = parts.next()?.eq_ignore_ascii_case(b"bearer");

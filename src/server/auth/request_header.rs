@@ -75,7 +75,7 @@ fn header_text(value: &HeaderValue) -> String {
     String::from_utf8_lossy(value.as_bytes()).into_owned()
 }
 
-/// The percent-decoded `key`; a key with a malformed escape stays as it is.
+/// Returns the percent-decoded `key`; a key with a malformed escape stays as it is.
 /// Upstream: `unescapeExtraKey`.
 fn unescaped(key: &str) -> String {
     if percent::is_well_formed(key) { percent::decode(key) } else { key.to_owned() }

@@ -112,12 +112,12 @@ async fn review(
     body: &Value,
 ) -> Result<Value, String> {
     let reviews = client.resource(resource);
-    persistently(clock, || reviews.create("", body)).await
+    ask_with_retries(clock, || reviews.create("", body)).await
 }
 
-/// Retries until there is an answer, a permanent failure, or a timeout.
+/// Calls `ask` until there is an answer, a permanent failure, or a timeout.
 /// Upstream: `webhook.WithExponentialBackoff`.
-async fn persistently<Fut>(clock: &SharedClock, ask: impl Fn() -> Fut) -> Result<Value, String>
+async fn ask_with_retries<Fut>(clock: &SharedClock, ask: impl Fn() -> Fut) -> Result<Value, String>
 where
     Fut: Future<Output = client::Result<Value>>,
 {
@@ -141,7 +141,8 @@ where
     asking.or(late).await
 }
 
-/// Upstream: `webhook.DefaultShouldRetry`, for fewer failures.
+/// Returns whether a failed review may succeed soon. Upstream: `webhook.DefaultShouldRetry`, which
+/// has more failures.
 fn should_retry(error: &client::Error) -> bool {
     error.is_reset() || error.is_internal() || error.is_timeout() || error.is_too_many_requests()
 }
@@ -189,7 +190,7 @@ mod tests {
             let fake = FakeClock::new(Timestamp::from_secs(0));
             let clock: SharedClock = fake.clone();
             let count = Cell::new(0);
-            let review = persistently(&clock, || {
+            let review = ask_with_retries(&clock, || {
                 count.set(count.get() + 1);
                 let source = IoError::from(kind).into();
                 let error = client::Error::Transport { request: "POST /x".into(), source };
@@ -210,7 +211,7 @@ mod tests {
     fn a_silent_server_is_asked_once() {
         let fake = FakeClock::new(Timestamp::from_secs(0));
         let clock: SharedClock = fake.clone();
-        let review = persistently(&clock, future::pending);
+        let review = ask_with_retries(&clock, future::pending);
         let time = async {
             future::yield_now().await;
             fake.advance(TIMEOUT);

@@ -49,12 +49,13 @@ pub(super) struct Serving {
     pub stop: StopToken,
 }
 
+/// An accepted connection, with its entry in the table.
 pub(super) struct Connection {
     serving: Arc<Serving>,
     slot: Slot,
 }
 
-/// Why a connection ends before its work is done.
+/// The reason why a connection ends before its work is done.
 #[derive(Clone, Copy)]
 enum Cut {
     /// A phase took too long.
@@ -159,9 +160,8 @@ impl Connection {
     }
 }
 
-/// Small messages are sent at once, and a client whose machine is gone is noticed after about two
-/// minutes. Upstream: `net.ListenConfig`.
 impl Cut {
+    /// Logs why the connection was closed.
     fn log(self) {
         match self {
             Cut::Late(phase) => log::debug!("connection closed: timeout in phase {phase:?}"),
@@ -175,13 +175,13 @@ impl Cut {
 async fn alternately<F: Future>(permits: &Semaphore, future: F) -> F::Output {
     let mut future = pin!(future);
     loop {
-        let turn = permits.acquire().await;
+        let permit = permits.acquire().await;
         yield_now().await;
         if let Some(output) = poll_once(future.as_mut()).await {
             return output;
         }
-        drop(turn);
-        // The poll has registered this task's waker.
+        drop(permit);
+        // The poll has registered this task's waker, so the task waits for it without the permit.
         let mut woken = false;
         let wake = poll_fn(|_| match std::mem::replace(&mut woken, true) {
             true => Poll::Ready(()),
@@ -193,6 +193,7 @@ async fn alternately<F: Future>(permits: &Semaphore, future: F) -> F::Output {
 
 type TlsStream = futures_rustls::server::TlsStream<Socket>;
 
+/// Accepts the TLS connection of a client; one that sends plain HTTP gets an answer in HTTP.
 async fn handshake(tls: Tls, mut stream: Async<TcpStream>) -> io::Result<TlsStream> {
     let mut first = [0];
     if stream.peek(&mut first).await? == 1 && first[0] != TLS_HANDSHAKE {
@@ -203,8 +204,8 @@ async fn handshake(tls: Tls, mut stream: Async<TcpStream>) -> io::Result<TlsStre
     TlsAcceptor::from(tls.config_at(local)).accept(Socket(stream)).await
 }
 
-/// Answers, and reads the request: a socket that is closed with unread bytes is reset, and the
-/// client may then lose the answer.
+/// Answers 400 to a client that does not use TLS, and reads its request: a socket that is closed
+/// with unread bytes is reset, and the client may then lose the answer.
 async fn refuse_plain_http(stream: &mut Async<TcpStream>) -> io::Result<()> {
     let answer =
         b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
@@ -228,7 +229,7 @@ impl<IO: AsyncRead + Unpin> AsyncRead for ProgressIo<IO> {
     ) -> Poll<io::Result<usize>> {
         let read = ready!(Pin::new(&mut self.io).poll_read(cx, buf));
         if matches!(read, Ok(1..)) {
-            self.progress.received();
+            self.progress.record_received();
         }
         Poll::Ready(read)
     }
@@ -241,7 +242,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for ProgressIo<IO> {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.io).poll_write(cx, buf));
-        self.progress.sent();
+        self.progress.record_sent();
         Poll::Ready(written)
     }
 
@@ -251,7 +252,7 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for ProgressIo<IO> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.io).poll_write_vectored(cx, bufs));
-        self.progress.sent();
+        self.progress.record_sent();
         Poll::Ready(written)
     }
 
@@ -264,7 +265,8 @@ impl<IO: AsyncWrite + Unpin> AsyncWrite for ProgressIo<IO> {
     }
 }
 
-/// Calls the handler; its panic is an answer of 500.
+/// Calls the handler and converts its response for hyper. A panic of the handler is an answer of
+/// 500; the error ends the connection without an answer.
 async fn answer(
     handler: Handler,
     mut request: hyper::Request<Incoming>,

@@ -27,8 +27,9 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    /// How long the phase may last. Upstream: `http.Server` with `ReadHeaderTimeout` and
-    /// `IdleTimeout` of `SecureServingInfo.Serve`, without a limit for a client that does not read.
+    /// Returns how long the phase may last; `None` if it has no limit. Upstream: `http.Server` with
+    /// `ReadHeaderTimeout` and `IdleTimeout` of `SecureServingInfo.Serve`, without a limit for a
+    /// client that does not read.
     fn limit(self) -> Option<Duration> {
         match self {
             Phase::Handshake | Phase::Head => Some(Duration::from_secs(32)),
@@ -60,21 +61,22 @@ impl Progress {
         *self.phase.lock() = (phase, self.clock.monotonic());
     }
 
-    /// The client has sent bytes.
-    pub fn received(&self) {
+    /// Begins the phase of a request if the client was idle: it has sent bytes.
+    pub fn record_received(&self) {
         if self.phase.lock().0 == Phase::Idle {
             self.enter(Phase::Head);
         }
     }
 
-    /// The client has taken bytes: it is not idle while it reads a response.
-    pub fn sent(&self) {
+    /// Begins the idle phase again if the client is idle: it has taken bytes, so it still reads a
+    /// response.
+    pub fn record_sent(&self) {
         if self.phase.lock().0 == Phase::Idle {
             self.enter(Phase::Idle);
         }
     }
 
-    /// When the phase ends at the latest.
+    /// Returns when the phase ends at the latest; `None` if it has no limit.
     pub fn deadline(&self) -> Option<Duration> {
         let (phase, since) = *self.phase.lock();
         let limit = match phase {
@@ -95,7 +97,7 @@ impl Progress {
 struct Origin(u64);
 
 impl Origin {
-    /// An IPv4 address, or the network of an IPv6 address.
+    /// Returns the origin of an address: itself for IPv4, its network for IPv6.
     fn new(address: IpAddr) -> Origin {
         match address.to_canonical() {
             IpAddr::V4(address) => Origin(u32::from(address).into()),
@@ -279,21 +281,21 @@ mod tests {
         assert_eq!(left(), Some(32));
         progress.enter(Phase::Head);
         clock.advance(SECOND);
-        progress.received();
+        progress.record_received();
         assert_eq!(left(), Some(31), "bytes do not prolong a head");
         progress.enter(Phase::Response);
-        progress.received();
+        progress.record_received();
         assert_eq!(left(), None);
         progress.enter(Phase::Stream);
         clock.advance(SECOND);
-        progress.sent();
+        progress.record_sent();
         assert_eq!(left(), Some(3), "bytes do not prolong a stream");
         progress.enter(Phase::Idle);
         clock.advance(SECOND);
         assert_eq!(left(), Some(89));
-        progress.sent();
+        progress.record_sent();
         assert_eq!(left(), Some(90), "the end of the response was sent");
-        progress.received();
+        progress.record_received();
         assert_eq!(left(), Some(32));
     }
 }

@@ -16,13 +16,13 @@ impl Reserve {
         Reserve { size, held: Mutex::default() }
     }
 
-    /// Frees one descriptor; false when all are in use.
+    /// Frees one descriptor; returns false when all are in use.
     pub fn release(&self) -> bool {
         self.held.lock().pop().is_some()
     }
 
-    /// Opens descriptors up to the full number, as far as the process can open more; false when it
-    /// should hold some and has none.
+    /// Opens descriptors up to the full number, as far as the process can open more. Returns false
+    /// when it should hold some and has none.
     pub fn refill(&self) -> bool {
         let mut held = self.held.lock();
         while held.len() < self.size {

@@ -53,7 +53,7 @@ impl Request {
         }
     }
 
-    /// A header as text; `None` when absent or not ASCII.
+    /// Returns a header as text; `None` when it is absent or not ASCII.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
@@ -77,7 +77,8 @@ impl Request {
         best
     }
 
-    /// The parameters of the query, still encoded; a parameter without a value has an empty one.
+    /// Returns the parameters of the query, still encoded; a parameter without a value has an empty
+    /// one.
     pub fn query_pairs(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
         pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
@@ -170,7 +171,7 @@ impl Response {
         Response::new(status, "application/json", body.to_string())
     }
 
-    /// The same response, gzipped if the client accepts it.
+    /// Returns the same response, gzipped if the client accepts it.
     pub fn gzipped_for(mut self, request: &Request) -> Response {
         if let Body::Full(body) = &mut self.body
             && request.quality("accept-encoding", "gzip") > 0.0
@@ -200,7 +201,7 @@ impl Response {
         Response { body: Body::Abort, ..Response::text(500, Bytes::new()) }
     }
 
-    /// The whole body; empty when it is a stream.
+    /// Returns the whole body; empty when it is a stream.
     pub fn content(&self) -> &[u8] {
         match &self.body {
             Body::Full(bytes) => bytes,

@@ -41,7 +41,7 @@ type Guard = Arc<dyn Any + Send + Sync>;
 pub struct Upgrade(OnUpgrade, Option<Guard>);
 
 impl Upgrade {
-    /// That of a request of hyper's, if it has one.
+    /// Returns the upgrade that a request of hyper's asks for, if it asks for one.
     pub(super) fn of<B>(request: &mut hyper::Request<B>) -> Option<Upgrade> {
         let is_asked = request.headers().contains_key(hyper::header::UPGRADE);
         is_asked.then(|| Upgrade(hyper::upgrade::on(request), None))
@@ -52,7 +52,7 @@ impl Upgrade {
         Upgrade(self.0, Some(guard))
     }
 
-    /// The connection, once the response has been sent. It belongs to the caller alone: the server
+    /// Returns the connection once the response has been sent. It belongs to the caller alone: the server
     /// neither counts it nor closes it when it stops.
     ///
     /// # Errors

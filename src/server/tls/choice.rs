@@ -21,7 +21,8 @@ pub(super) struct Loaded {
 }
 
 impl Loaded {
-    /// `host` is the name that the client sends, `local` the address that it connects to.
+    /// Returns the certificate for a client that sends the name `host`, or sends none and connects
+    /// to the address `local`; the default one if no other is for them.
     pub fn choose(&self, host: Option<&str>, local: Option<IpAddr>) -> &Arc<CertifiedKey> {
         let chosen = match host {
             Some(host) => self.for_host(&host.to_ascii_lowercase()),
@@ -31,7 +32,8 @@ impl Loaded {
         chosen.unwrap_or(&self.default)
     }
 
-    /// The certificate with this name; else any that is valid for the host, the default one first.
+    /// Returns the certificate with this name; else any that is valid for the host, the default one
+    /// first.
     fn for_host(&self, host: &str) -> Option<&Arc<CertifiedKey>> {
         let mut all = iter::once(&self.default).chain(self.named.0.values());
         self.named.host(host).or_else(|| all.find(|key| is_valid_for(key, host)))
@@ -61,10 +63,11 @@ impl Named {
         Named(named)
     }
 
-    /// An exact name takes precedence over a wildcard.
+    /// Returns the certificate for a host. An exact name takes precedence over a wildcard.
     fn host(&self, host: &str) -> Option<&Arc<CertifiedKey>> {
         let wildcard = || match host.split_once('.') {
             Some((_, rest)) => self.0.get(&format!("*.{rest}")),
+            // A client without SNI matches no wildcard.
             None if host.is_empty() => None,
             None => self.0.get("*"),
         };
@@ -76,14 +79,16 @@ impl Named {
     }
 }
 
-/// Upstream: `Certificate.VerifyHostname` of `crypto/x509`.
+/// Returns whether a certificate is valid for a host. Upstream: `Certificate.VerifyHostname` of
+/// `crypto/x509`.
 fn is_valid_for(key: &CertifiedKey, host: &str) -> bool {
     let Ok(host) = ServerName::try_from(host) else { return false };
     ParsedCertificate::try_from(&key.cert[0])
         .is_ok_and(|cert| verify_server_name(&cert, &host).is_ok())
 }
 
-/// The common name, if it is a domain, and the DNS names. Upstream: `getCertificateNames`.
+/// Returns the names in a certificate: its common name, if that is a domain, and its DNS names.
+/// Upstream: `getCertificateNames`.
 fn own_names(cert: &CertificateDer<'_>) -> Vec<String> {
     let Ok(parsed) = Certificate::from_der(cert) else { return Vec::new() };
     // In Go the last of several common names counts.
@@ -91,7 +96,8 @@ fn own_names(cert: &CertificateDer<'_>) -> Vec<String> {
     common.into_iter().chain(parsed.dns_names()).collect()
 }
 
-/// Whether a common name is a domain, with or without a wildcard. An address has the syntax of one.
+/// Returns whether a common name is a domain, with or without a wildcard. An address has the syntax
+/// of one.
 fn is_domain(name: &str) -> bool {
     let domain = name.strip_prefix("*.").unwrap_or(name);
     name == "*" || (parse_ip(name).is_none() && is_dns1123_subdomain(domain))

@@ -50,7 +50,7 @@ pub struct TlsOptions {
 }
 
 impl TlsOptions {
-    /// The stamps of all its files.
+    /// Returns the stamps of all its files.
     fn stamps(&self) -> Vec<Stamp> {
         let named = self.named.iter().map(|(cert, key, _)| (cert, key));
         let pairs = self.files.iter().map(|(cert, key)| (cert, key)).chain(named);
@@ -67,6 +67,8 @@ pub struct Tls {
 }
 
 impl Tls {
+    /// Serves the certificates of the options' files, or a self-signed one that it creates.
+    ///
     /// # Errors
     /// One line naming the file or the option.
     pub fn new(options: TlsOptions) -> Result<Tls, String> {
@@ -86,7 +88,7 @@ impl Tls {
         Tls::serving(TlsOptions::default(), loaded, provider)
     }
 
-    /// The configuration for certificates that were loaded.
+    /// Makes the configuration for certificates that were loaded.
     fn serving(
         options: TlsOptions,
         loaded: Loaded,
@@ -109,8 +111,8 @@ impl Tls {
         Ok(Tls { config: Arc::new(config), certificates: None })
     }
 
-    /// The configuration for a connection to the address `local`, which may have a certificate for
-    /// clients that name no host. Upstream: `GetConfigForClient`.
+    /// Returns the configuration for a connection to the address `local`, which may have a
+    /// certificate for clients that name no host. Upstream: `GetConfigForClient`.
     pub fn config_at(&self, local: Option<IpAddr>) -> Arc<ServerConfig> {
         let named = self.certificates.as_ref().filter(|all| !all.options.named.is_empty());
         let (Some(local), Some(certificates)) = (local, named) else { return self.config.clone() };
@@ -120,7 +122,8 @@ impl Tls {
         Arc::new(config)
     }
 
-    /// The certificate for clients that name no other host; `None`: another resolver chooses it.
+    /// Returns the certificate for clients that name no other host; `None` if another resolver
+    /// chooses it.
     pub fn certificate(&self) -> Option<CertificateDer<'static>> {
         Some(self.certificates.as_ref()?.choose(None, None).cert[0].clone())
     }
@@ -138,11 +141,11 @@ impl Tls {
             let (options, provider) =
                 (certificates.options.clone(), self.config.crypto_provider().clone());
             let before = read.clone();
-            let look = task::blocking(move || {
+            let reading = task::blocking(move || {
                 let now = options.stamps();
                 (now != before).then(|| (now, Certificates::load(&options, &provider)))
             });
-            match look.await {
+            match reading.await {
                 None => {}
                 Some((now, Ok(fresh))) => {
                     certificates.set(fresh);
@@ -165,12 +168,13 @@ fn config(
     provider: Arc<CryptoProvider>,
     resolver: Arc<dyn ResolvesServerCert>,
 ) -> Result<ServerConfig, String> {
-    let oldest: &[&rustls::SupportedProtocolVersion] = match options.min_version.as_str() {
+    let versions: &[&rustls::SupportedProtocolVersion] = match options.min_version.as_str() {
         "VersionTLS13" => &[&rustls::version::TLS13],
+        // 1.2 and 1.3.
         _ => rustls::ALL_VERSIONS,
     };
     let mut config = ServerConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(oldest)
+        .with_protocol_versions(versions)
         .map_err(|error| format!("--tls-cipher-suites: {error}"))?
         .with_client_cert_verifier(Arc::new(RequestOnly(provider)))
         .with_cert_resolver(resolver);
@@ -195,11 +199,11 @@ fn provider(options: &TlsOptions) -> Result<Arc<CryptoProvider>, String> {
     Ok(Arc::new(provider))
 }
 
-/// Whether `wanted`, in Go's spelling, names this suite. For a certificate that the server has
-/// created, a suite for RSA also selects its counterpart for ECDSA.
+/// Returns whether `wanted`, in Go's spelling, names this suite. For a certificate that the server
+/// has created, a suite for RSA also selects its counterpart for ECDSA.
 fn is_suite(suite: &SupportedCipherSuite, wanted: &str, options: &TlsOptions) -> bool {
     let name = format!("{:?}", suite.suite());
-    // Some older names in Go lack it.
+    // Some older names in Go lack this ending.
     let (name, wanted) = (name.trim_end_matches("_SHA256"), wanted.trim_end_matches("_SHA256"));
     name == wanted || (options.is_self_signed && name == wanted.replace("_RSA_", "_ECDSA_"))
 }
