@@ -4,23 +4,23 @@
 use super::flags::Options;
 use super::release::Release;
 
-/// The release that `--emulated-version` names; `None`: the API server's is followed.
+/// Returns the release that `--emulated-version` names; `None` if the API server's is followed.
 pub fn emulated(o: &Options) -> Option<Release> {
     o.emulated_version.last().and_then(|text| minor(text)).and_then(Release::of_minor)
 }
 
-/// The releases that the process may follow.
+/// Returns the releases that the process may follow.
 pub(super) fn possible(o: &Options) -> Vec<Release> {
     emulated(o).map_or_else(|| Release::ALL.to_vec(), |release| vec![release])
 }
 
-/// The oldest minor version that other components may have.
+/// Returns the oldest minor version that other components may have.
 pub fn min_compatible(o: &Options) -> u32 {
     let given = o.min_compatibility_version.last().and_then(|text| minor(text));
     given.unwrap_or_else(|| (o.release().minor() - 1).max(Release::OLDEST.minor()))
 }
 
-/// The minor version in `1.35`, `1.35.0` or `kube=1.35`.
+/// Returns the minor version in `1.35`, `1.35.0` or `kube=1.35`; `None` for another text.
 fn minor(text: &str) -> Option<u32> {
     let version = text.strip_prefix("kube=").unwrap_or(text);
     let minor = version.trim_start_matches('v').strip_prefix("1.")?;

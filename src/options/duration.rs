@@ -69,7 +69,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 pub fn show_duration(duration: Duration) -> String {
     let nanos = duration.as_nanos();
     let decimal = |unit: u128, suffix: &str| {
-        let text = format!("{}.{:0width$}", nanos / unit, nanos % unit, width = digits(unit));
+        let text = format!("{}.{:0width$}", nanos / unit, nanos % unit, width = decimals(unit));
         format!("{}{suffix}", text.trim_end_matches('0').trim_end_matches('.'))
     };
     match nanos {
@@ -101,7 +101,8 @@ pub fn show_duration(duration: Duration) -> String {
     }
 }
 
-fn digits(unit: u128) -> usize {
+/// Returns the number of decimals of a value in `unit` nanoseconds.
+fn decimals(unit: u128) -> usize {
     unit.ilog10() as usize
 }
 

@@ -20,7 +20,8 @@ impl Gates {
         self.value_given(name).or(all).unwrap_or(spec.default)
     }
 
-    /// The faults that the given gates have in each of these releases, a line each.
+    /// Returns the faults that the given gates have in all of these releases, a line each: one
+    /// release in which a gate is accepted suffices.
     pub(super) fn problems(&self, releases: &[Release]) -> Vec<String> {
         let mut releases = releases.iter().map(|release| self.problems_in(*release));
         let first = releases.next().unwrap_or_default();
@@ -170,13 +171,13 @@ impl Gates {
         self.given.iter().filter_map(warning).collect()
     }
 
-    /// The value of a gate on the command line.
+    /// Returns the value of a gate on the command line.
     pub fn value_given(&self, name: &str) -> Option<bool> {
         self.given.iter().rev().find(|(n, _)| n == name).map(|&(_, on)| on)
     }
 
-    /// Every gate of the release with its stage and whether it is on, also the gates that stand for
-    /// a whole stage. Sorted by name.
+    /// Returns every gate of the release with its stage and whether it is on, also the gates that
+    /// stand for a whole stage. Sorted by name.
     pub fn all(&self) -> Vec<(&'static str, Stage, bool)> {
         let stages = [("AllAlpha", Stage::Alpha), ("AllBeta", Stage::Beta)];
         let stages =
@@ -187,7 +188,7 @@ impl Gates {
         all
     }
 
-    /// The given gates that are not as the release has them by default.
+    /// Returns the given gates that are not as the release has them by default.
     pub fn changed(&self) -> impl Iterator<Item = &'static str> {
         specs(self.release)
             .filter(|(name, spec)| self.enabled(name) != spec.default)
@@ -195,7 +196,7 @@ impl Gates {
     }
 }
 
-/// The gates of a release, sorted by name.
+/// Returns the gates of a release, sorted by name.
 pub fn specs(release: Release) -> impl Iterator<Item = (&'static str, GateSpec)> {
     GATES.iter().filter_map(move |(name, states)| match states[release.column()] {
         GateState::Known(spec) => Some((*name, spec)),
@@ -203,13 +204,13 @@ pub fn specs(release: Release) -> impl Iterator<Item = (&'static str, GateSpec)>
     })
 }
 
-/// A gate in a release. One that no release has is like one that is gone.
+/// Returns what a gate is in a release. A gate that no release has is like one that is gone.
 fn state(name: &str, release: Release) -> GateState {
     let at = GATES.binary_search_by_key(&name, |(known, _)| known);
     at.map_or(GateState::Gone, |at| GATES[at].1[release.column()])
 }
 
-/// The gate at this release; `None` if it does not exist there.
+/// Returns the gate in this release; `None` if it does not exist there.
 fn spec(name: &str, release: Release) -> Option<GateSpec> {
     match state(name, release) {
         GateState::Known(spec) => Some(spec),

@@ -44,13 +44,14 @@ impl<T> FlagInfo<T> {
         self.field.replace('_', "-")
     }
 
-    /// The warning for its use; `None`: it is not deprecated.
+    /// Returns the warning for its use; `None` if it is not deprecated.
     pub fn deprecated(&self) -> Option<&'static str> {
         DEPRECATED.iter().find(|(field, _)| *field == self.field).map(|(_, warning)| *warning)
     }
 }
 
-/// Each flag's name and its value as pflag shows it, sorted by name. Upstream: `cliflag.PrintFlags`.
+/// Returns each flag's name and its value as pflag shows it, sorted by name. Upstream:
+/// `cliflag.PrintFlags`.
 pub fn flag_values<T>(flags: &[FlagInfo<T>], settings: &T) -> Vec<(String, String)> {
     let mut pairs: Vec<(String, String)> =
         flags.iter().map(|flag| (flag.name(), (flag.text)(settings))).collect();

@@ -23,7 +23,8 @@ pub enum Command {
 /// Parses the arguments after the program's name. Deprecated flags cause a
 /// warning on stderr.
 ///
-/// # Errors One line naming the flag, with pflag's text where pflag has one.
+/// # Errors
+/// One line naming the flag, with pflag's text where pflag has one.
 pub fn parse(args: &[String]) -> Result<Command, String> {
     let arguments = Arguments::new(FLAGS, args, |name| format!("unknown flag: --{name}"))?;
     if arguments.help {
@@ -100,6 +101,7 @@ impl Arguments {
             {
                 match (letters.chars().next(), letters.get(1..).unwrap_or_default()) {
                     (Some('h'), "") => arguments.help = true,
+                    // The value of `-v` may follow with or without `=`, or as the next argument.
                     (Some('v'), rest) => {
                         let value = match rest.strip_prefix('=') {
                             Some(value) => Some(value.to_string()),

@@ -23,19 +23,19 @@ impl Release {
     pub const OLDEST: Release = Release::V1_34;
     pub const NEWEST: Release = Release::V1_37;
 
-    /// The release of this minor version of Kubernetes 1; `None`: it is not known.
+    /// Returns the release of this minor version of Kubernetes 1; `None` if it is not known.
     pub fn of_minor(minor: u32) -> Option<Release> {
         Release::ALL.into_iter().find(|release| release.minor == minor)
     }
 
-    /// The newest known release that is no newer than a server of this minor version of
+    /// Returns the newest known release that is no newer than a server of this minor version of
     /// Kubernetes 1, or else the oldest one: a manager must not be newer than its API server.
     pub fn for_server(minor: u32) -> Release {
         let not_newer = |release: &Release| release.minor <= minor;
         Release::ALL.into_iter().rev().find(not_newer).unwrap_or(Release::OLDEST)
     }
 
-    /// The version of the manager that is this one's model, `v1.36.2`.
+    /// Returns the version of the manager that is this one's model, `v1.36.2`.
     pub fn version(self) -> &'static str {
         if self >= Release::V1_37 { "v1.37.0" } else { VERSION }
     }
@@ -45,7 +45,7 @@ impl Release {
         self.minor
     }
 
-    /// The release before it; the oldest one has none.
+    /// Returns the release before it; the oldest one has none and returns itself.
     pub(super) fn before(self) -> Release {
         Release::of_minor(self.minor - 1).unwrap_or(self)
     }
@@ -56,8 +56,8 @@ impl Release {
     }
 }
 
-/// The release before the API server has been asked for its version.
 impl Default for Release {
+    /// Returns the release to follow before the API server has been asked for its version.
     fn default() -> Release {
         Release::V1_36
     }

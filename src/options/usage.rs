@@ -44,19 +44,19 @@ pub fn program_usage<T>(
     more: impl Fn(&str) -> Vec<String>,
 ) -> String {
     let mut text = format!("{about}\n\nUsage:\n  {program} [flags]\n");
-    let left = |field: &str, name: &str, kind: &str| {
+    let left_column = |field: &str, name: &str, kind: &str| {
         let short = if field == "v" { "  -v, " } else { "      " };
         format!("{short}--{name} {kind}").trim_end().to_string()
     };
-    let shown = || flags.iter().filter(|flag| flag.deprecated().is_none());
+    let shown_flags = || flags.iter().filter(|flag| flag.deprecated().is_none());
     let mut groups: Vec<&str> = Vec::new();
-    for flag in shown() {
+    for flag in shown_flags() {
         if !groups.contains(&flag.group) {
             groups.push(flag.group);
         }
     }
     for group in groups {
-        let flags = shown().filter(|flag| flag.group == group);
+        let flags = shown_flags().filter(|flag| flag.group == group);
         let mut rows: Vec<(String, Vec<String>)> = flags
             .map(|flag| {
                 let mut help =
@@ -67,7 +67,7 @@ pub fn program_usage<T>(
                 }
                 let mut lines = vec![help];
                 lines.extend(more(flag.field));
-                (left(flag.field, &flag.name(), flag.kind), lines)
+                (left_column(flag.field, &flag.name(), flag.kind), lines)
             })
             .collect();
         if group == "Global" {
@@ -91,6 +91,7 @@ fn gates() -> Vec<String> {
     for release in [Release::V1_36, Release::V1_37] {
         for (name, stage, default) in (Gates { release, ..Gates::default() }).all() {
             let text = format!("{} - default={default}", stage.name());
+            // As upstream, gates that are GA or deprecated are not listed.
             let is_listed = matches!(stage, Stage::Alpha | Stage::Beta);
             gates.entry(name).or_insert_with(Vec::new).push(is_listed.then_some((release, text)));
         }

@@ -43,6 +43,7 @@ const CIPHER_SUITES: &[&str] = &[
 struct Faults(Vec<String>);
 
 impl Faults {
+    /// Adds `fault` if `when` holds.
     fn refuse(&mut self, when: bool, fault: impl Into<String>) {
         if when {
             self.0.push(fault.into());
@@ -79,7 +80,7 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
     faults.0
 }
 
-/// The flags of leader election.
+/// Checks the flags of leader election.
 fn elections(o: &Options, faults: &mut Faults) {
     faults.refuse(
         o.leader_elect && o.leader_elect_resource_lock != "leases",
@@ -226,16 +227,18 @@ fn signing(o: &Options, faults: &mut Faults) {
             format!("{flags}: cannot specify cert without key"),
         );
     }
-    let one = !o.cluster_signing_cert_file.is_empty() || !o.cluster_signing_key_file.is_empty();
-    let some = signers.iter().any(|(_, cert, key)| !cert.is_empty() || !key.is_empty());
+    let has_common_files =
+        !o.cluster_signing_cert_file.is_empty() || !o.cluster_signing_key_file.is_empty();
+    let has_separate_files =
+        signers.iter().any(|(_, cert, key)| !cert.is_empty() || !key.is_empty());
     faults.refuse(
-        one && some,
+        has_common_files && has_separate_files,
         "cannot specify --cluster-signing-{cert,key}-file and other --cluster-signing-*-file flags \
          at the same time",
     );
 }
 
-/// Checks the flags about metrics: the hidden, the disabled and their labels.
+/// Checks the flags about hidden metrics, disabled metrics and the labels of metrics.
 fn metrics(o: &Options, faults: &mut Faults) {
     let previous = |release: Release| format!("1.{}", release.minor() - 1);
     let hidden = &o.show_hidden_metrics_for_version;

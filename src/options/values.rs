@@ -20,6 +20,8 @@ pub trait Value: Sized {
     /// The value of the flag when it is given without one.
     const ALONE: Option<&'static str> = None;
 
+    /// Parses the value of a flag on the command line.
+    ///
     /// # Errors
     /// One line naming the fault of `text`, without the flag's name.
     fn parse(text: &str) -> Result<Self, String>;
@@ -133,18 +135,19 @@ pub struct Count {
 }
 
 impl Count {
-    /// Does not compile in a constant when `count` is below 1.
+    /// Makes a count without an upper bound. Does not compile in a constant when `count` is below
+    /// 1.
     pub const fn new(count: i32) -> Count {
         Count::up_to(i32::MAX, count)
     }
 
-    /// A count that may be `most`; panics when `count` is below 1.
+    /// Makes a count that may be at most `most`; panics when `count` is below 1.
     pub const fn up_to(most: i32, count: i32) -> Count {
         assert!(count >= 1, "a count is at least 1");
         Count { given: count, most }
     }
 
-    /// The number; 1 in place of a smaller one.
+    /// Returns the number; 1 in place of a smaller one.
     pub fn get(self) -> usize {
         usize::try_from(self.given).unwrap_or(1).max(1)
     }
@@ -160,10 +163,11 @@ impl Value for Count {
             self.given = last.given;
         }
     }
-    /// Returns why a count is out of its bounds, if it is.
+    /// Returns why the count is out of its bounds, if it is.
     fn fault(&self) -> Option<String> {
         let Count { given, most } = *self;
         let must = match most {
+            // As upstream, the text for a count without an upper bound is another one.
             i32::MAX if given < 1 => "be greater than 0".to_owned(),
             _ if given < 1 => "not be less than 1".to_owned(),
             _ if given > most => format!("not be more than {most}"),
@@ -232,6 +236,7 @@ impl<T: Value + Clone> Value for Option<T> {
     }
     fn merge(&mut self, given: Vec<Given<Self>>) {
         let values: Vec<T> = given.into_iter().filter_map(|Given(value)| value).collect();
+        // There is no default to merge with, so the first value stands in for it.
         if let Some(mut merged) = values.first().cloned() {
             merged.merge(values.into_iter().map(Given).collect());
             *self = Some(merged);
@@ -248,7 +253,7 @@ impl<T: Value + Clone> Value for Option<T> {
     }
 }
 
-/// Splits at commas outside double quotes, as a line of CSV.
+/// Splits a text at commas outside double quotes, as a line of CSV.
 fn split_list(text: &str) -> Vec<String> {
     let mut items = Vec::new();
     if text.is_empty() {

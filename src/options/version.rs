@@ -17,12 +17,12 @@ pub fn report_release(release: Release) {
     FOLLOWED.get_or_init(|| release);
 }
 
-/// The release that this process follows; the default before it is chosen.
+/// Returns the release that this process follows; the default before it is chosen.
 pub fn followed() -> Release {
     FOLLOWED.get().copied().unwrap_or_default()
 }
 
-/// The version of the manager that is the model of this process: `v1.36.2`.
+/// Returns the version of the manager that is the model of this process: `v1.36.2`.
 pub fn model_version() -> &'static str {
     followed().version()
 }
@@ -33,7 +33,7 @@ pub fn report_version(version: &str) {
     REPORTED.get_or_init(|| version.into());
 }
 
-/// The version that `--version` set, or else [`model_version`].
+/// Returns the version that `--version` set, or else [`model_version`].
 pub fn git_version() -> &'static str {
     REPORTED.get().map_or_else(model_version, String::as_str)
 }
@@ -44,6 +44,7 @@ pub fn platform() -> String {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         "x86" => "386",
+        // Kubernetes runs on the little-endian one only.
         "powerpc64" => "ppc64le",
         other => other,
     };
@@ -75,7 +76,7 @@ pub fn version(how: &str) -> String {
 }
 
 /// Returns the version of this build, as served under `/version`.
-/// Upstream: `apimachinery/pkg/version.Info`, as served under `/version`.
+/// Upstream: `apimachinery/pkg/version.Info`.
 pub fn version_info() -> serde_json::Value {
     let mut numbers = model_version().trim_start_matches('v').split('.');
     serde_json::json!({

@@ -138,7 +138,7 @@ fn complete_specially(name: &str, object: &mut Value) {
     }
 }
 
-/// Whether an image has the tag `latest`, or neither tag nor digest.
+/// Returns whether an image has the tag `latest`, or neither tag nor digest.
 /// Upstream: `parsers.ParseImageName`.
 fn takes_latest(image: &str) -> bool {
     let (name, digest) = image.split_once('@').map_or((image, None), |(n, d)| (n, Some(d)));

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::quantity::GoQuantity;
 use super::types::{Kind, POD, POD_TEMPLATE_SPEC, Type, fields, is_nil};
 
-/// The text that the Go manager hashes for the name of a template's ReplicaSet or
+/// Returns the text that the Go manager hashes for the name of a template's ReplicaSet or
 /// ControllerRevision.
 /// Upstream: `hashutil.DeepHashObject`.
 ///
@@ -54,6 +54,7 @@ fn is_empty(text: Option<&Value>) -> bool {
     text.and_then(Value::as_str).is_none_or(str::is_empty)
 }
 
+/// Writes go-spew's dump of a Go value that was decoded from JSON.
 struct Dump {
     out: String,
     /// Whether empty lists differ from absent ones, as they do after decoding JSON.
@@ -149,6 +150,7 @@ impl Dump {
         }
     }
 
+    /// Returns whether a list or a map is nil in Go.
     fn is_nil(&self, value: Option<&Value>) -> bool {
         match self.keeps_empty {
             true => value.is_none(),
@@ -157,6 +159,7 @@ impl Dump {
     }
 }
 
+/// Writes a space before all items but the first.
 fn separate(out: &mut String, at: usize) {
     if at > 0 {
         out.push(' ');

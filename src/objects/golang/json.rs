@@ -60,12 +60,14 @@ pub(super) fn is_empty(kind: Kind, value: Option<&Value>) -> bool {
     }
 }
 
+/// Writes the JSON that Go encodes for a value of a Go type.
 struct Writer {
     out: String,
     numbers: Numbers,
 }
 
 impl Writer {
+    /// Writes the members of an object in the order of their names.
     fn members(&mut self, mut members: Vec<Member<'_>>) {
         members.sort_by(|one, other| one.0.cmp(&other.0));
         self.list('{', '}', members, |writer, (name, of, value)| {
@@ -129,6 +131,7 @@ impl Writer {
         }
     }
 
+    /// Writes the members of an object whose values have no type.
     fn any_members(&mut self, members: &Map<String, Value>) {
         let mut members: Vec<_> = members.iter().collect();
         members.sort_by_key(|(name, _)| *name);

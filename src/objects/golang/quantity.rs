@@ -48,6 +48,8 @@ impl GoQuantity {
             Unit::Decimal(..) => "DecimalSI",
             Unit::Binary(_) => "BinarySI",
         };
+        // Upstream's estimate of the decimal digits that are still free in an int64; below 0, the
+        // number is kept as a decimal.
         let (mantissa, room) = match parts.unit {
             Unit::Decimal(..) => (1, INT64_DIGITS - digits),
             // The float is rounded towards zero, as upstream's.

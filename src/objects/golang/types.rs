@@ -43,6 +43,7 @@ pub const POD: &str = "core.Pod";
 /// The struct that templates decode into.
 pub const POD_TEMPLATE_SPEC: &str = "v1.PodTemplateSpec";
 
+/// A field of a Go struct, as a line of the table declares it.
 pub struct Field {
     pub go_name: &'static str,
     json_name: &'static str,
@@ -51,7 +52,7 @@ pub struct Field {
     pub r#type: Type,
 }
 
-/// The fields of a struct, in the order of declaration; none of an unknown one.
+/// Returns the fields of a struct, in the order of declaration; none of an unknown one.
 pub fn fields(name: &str) -> impl Iterator<Item = Field> {
     STRUCTS.get(name).copied().unwrap_or_default().lines().filter_map(Field::parse)
 }
@@ -71,6 +72,7 @@ impl Field {
         self.json_name == "-"
     }
 
+    /// Returns the name in JSON: that of the table, or else the Go name with a small first letter.
     pub fn json_name(&self) -> String {
         if !self.json_name.is_empty() {
             return self.json_name.to_owned();
@@ -79,7 +81,7 @@ impl Field {
         letters.next().map(|first| first.to_ascii_lowercase()).into_iter().chain(letters).collect()
     }
 
-    /// The field's value in an object; null is absence.
+    /// Returns the field's value in an object; null is absence.
     pub fn value_in<'v>(&self, object: Option<&'v Value>) -> Option<&'v Value> {
         if self.is_embedded() {
             return object;
@@ -142,8 +144,8 @@ impl Type {
     }
 }
 
-/// Whether a slice or a map is nil in Go: protobuf, from which the Go manager reads, has no empty
-/// ones.
+/// Returns whether a slice or a map is nil in Go: protobuf, from which the Go manager reads, has no
+/// empty ones.
 pub fn is_nil(value: Option<&Value>) -> bool {
     match value {
         None | Some(Value::Null) => true,

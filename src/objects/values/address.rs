@@ -56,7 +56,7 @@ enum Text {
 }
 
 impl AddressText {
-    /// The address; `None`: a name, or no address.
+    /// Returns the address; `None` for a name, or for another text.
     pub fn ip(&self) -> Option<IpAddr> {
         match &self.0 {
             Text::V4(address) => Some(IpAddr::V4(*address)),
@@ -105,9 +105,9 @@ impl fmt::Debug for AddressText {
     }
 }
 
-/// Compares as [`AddressText`] does. The digits of an octet, from the left: a point and the end
-/// of the text are before all digits.
-fn in_text(address: &Ipv4Addr) -> [[u8; 3]; 4] {
+/// Returns a value that orders addresses as their texts: the digits of each octet from the left,
+/// where a point and the end of the text are before all digits.
+fn text_order(address: &Ipv4Addr) -> [[u8; 3]; 4] {
     address.octets().map(|octet| match octet {
         0..10 => [octet + 1, 0, 0],
         10..100 => [octet / 10 + 1, octet % 10 + 1, 0],
@@ -119,7 +119,7 @@ fn in_text(address: &Ipv4Addr) -> [[u8; 3]; 4] {
 impl Ord for AddressText {
     fn cmp(&self, other: &AddressText) -> Ordering {
         match (&self.0, &other.0) {
-            (Text::V4(a), Text::V4(b)) => in_text(a).cmp(&in_text(b)),
+            (Text::V4(a), Text::V4(b)) => text_order(a).cmp(&text_order(b)),
             (Text::Other(a), Text::Other(b)) => a.cmp(b),
             _ => self.to_string().cmp(&other.to_string()),
         }
@@ -177,7 +177,7 @@ impl AddressList {
         one.into_iter().chain(all.iter().cloned())
     }
 
-    /// The same addresses in the order of their texts; `None`: they are.
+    /// Returns the same addresses in the order of their texts; `None` if they are in it already.
     pub fn sorted(&self) -> Option<AddressList> {
         let List::Other(all) = &self.0 else { return None };
         (!all.is_sorted()).then(|| {

@@ -164,7 +164,7 @@ impl<P: Counted + Clone + Hash + Eq> Pool<P> {
 }
 
 impl<T: ?Sized + Hash + Eq> Pool<Interned<T>> {
-    /// The pool's copy of `value`, which is added if it is missing.
+    /// Returns the pool's copy of `value`, which is added if it is missing.
     pub fn intern(&self, value: impl Borrow<T> + Into<Box<T>>) -> Interned<T> {
         self.intern_with::<_, T>(value, Interned::alone)
     }
@@ -183,14 +183,14 @@ impl<T: ?Sized + Hash + Eq> Pool<Interned<T>> {
 }
 
 impl<T: Hash + Eq> Pool<Arc<T>> {
-    /// The pool's copy of `value`, which is added if it is missing.
+    /// Returns the pool's copy of `value`, which is added if it is missing.
     pub fn intern(&self, value: T) -> Arc<T> {
         self.intern_with::<_, T>(value, Arc::new)
     }
 }
 
 impl Pool<ArcStr> {
-    /// The pool's copy of `text`, which is added if it is missing.
+    /// Returns the pool's copy of `text`, which is added if it is missing.
     pub fn intern(&self, text: &str) -> ArcStr {
         self.intern_with::<_, str>(text, ArcStr::from)
     }
@@ -327,14 +327,14 @@ impl<'de> Deserialize<'de> for Istr {
 pub struct Labels(Option<Interned<Pairs>>);
 
 impl Labels {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         let pairs = self.pairs();
         let at = pairs.binary_search_by(|(k, _)| k.as_str().cmp(key)).ok()?;
         Some(&pairs[at].1)
     }
 
-    /// Whether every pair of `others` is among these.
+    /// Returns whether every pair of `others` is among these.
     pub fn include(&self, others: &Labels) -> bool {
         self == others || others.iter().all(|(key, value)| self.get(key) == Some(value))
     }
@@ -363,7 +363,7 @@ impl Labels {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// Shares the map of these pairs with equal ones.
+    /// Returns the shared map of these pairs.
     fn from_pairs(mut pairs: Vec<(Istr, Istr)>) -> Labels {
         if pairs.is_empty() {
             return Labels(None);

@@ -17,23 +17,23 @@ const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower ca
     '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const PREFIX: &str = "with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')";
 
-/// Upstream: `validation.IsDNS1123Subdomain`.
+/// Returns whether a name is a subdomain by RFC 1123. Upstream: `validation.IsDNS1123Subdomain`.
 pub fn is_dns1123_subdomain(name: &str) -> bool {
     name.len() <= MAX_PREFIX_BYTES && is_subdomain(name)
 }
 
-/// Upstream: `content.IsLabelKey`.
+/// Returns whether a label's key is valid. Upstream: `content.IsLabelKey`.
 pub fn is_label_key(key: &str) -> bool {
     let (prefix, name) = parts(key);
     name.len() <= MAX_BYTES && is_word(name) && prefix.is_none_or(is_dns1123_subdomain)
 }
 
-/// Upstream: `content.IsLabelValue`.
+/// Returns whether a label's value is valid. Upstream: `content.IsLabelValue`.
 pub fn is_label_value(value: &str) -> bool {
     value.len() <= MAX_BYTES && (value.is_empty() || is_word(value))
 }
 
-/// Returns the faults of a key; empty for a valid one.
+/// Returns the faults of a key in upstream's words; empty for a valid one.
 #[cold]
 pub fn label_key_fault(key: &str) -> String {
     let (prefix, name) = parts(key);
@@ -66,7 +66,7 @@ pub fn label_key_fault(key: &str) -> String {
     faults.join("; ")
 }
 
-/// The faults of a value; empty for a valid one.
+/// Returns the faults of a value in upstream's words; empty for a valid one.
 #[cold]
 pub fn label_value_fault(value: &str) -> String {
     let long = (value.len() > MAX_BYTES).then(|| too_long(MAX_BYTES));
@@ -78,7 +78,7 @@ fn too_long(max: usize) -> String {
     format!("must be no more than {max} bytes")
 }
 
-/// The prefix and the name.
+/// Splits a key into its prefix, if it has one, and its name.
 fn parts(key: &str) -> (Option<&str>, &str) {
     key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name))
 }

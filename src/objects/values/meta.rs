@@ -157,7 +157,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity of an object of any kind; `None` when even its name cannot be read.
+    /// Returns the identity of an object of any kind; `None` when even its name cannot be read.
     pub fn decode(object: &Encoded) -> Option<Identity> {
         #[derive(Deserialize)]
         struct Identified {
@@ -173,6 +173,7 @@ impl Identity {
     }
 }
 
+/// Reads a version; 0 when it is absent or not decimal.
 fn version_or_zero<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let text = Option::<Box<str>>::deserialize(from)?;
     Ok(text.and_then(|text| text.parse().ok()).unwrap_or(0))
@@ -226,7 +227,7 @@ fn finalizer_list<'de, D: Deserializer<'de>>(
     intern_list(&FINALIZERS, from)
 }
 
-/// The pool's copy of a list; `None` for an empty one.
+/// Reads a list and returns the pool's copy of it; `None` for an empty one.
 fn intern_list<'de, T: Deserialize<'de> + Eq + Hash, D: Deserializer<'de>>(
     pool: &Pool<Interned<[T]>>,
     from: D,
@@ -243,6 +244,7 @@ mod resource_version {
         to.collect_str(version)
     }
 
+    /// Reads a decimal version; 0 when it is absent or empty.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
         struct Decimal;
         impl Visitor<'_> for Decimal {

@@ -44,8 +44,8 @@ struct FieldTest {
 const NAME: &str = "metadata.name";
 
 impl NodeSelector {
-    /// Whether a node of this name and with these labels is selected. Without a name only the
-    /// labels are tested.
+    /// Returns whether a node of this name and with these labels is selected. Without a name only
+    /// the labels are tested.
     pub fn matches(&self, name: &str, labels: &Labels) -> bool {
         self.terms.iter().any(|term| {
             term.labels.iter().all(|(key, test)| test.holds(labels.get(key)))
@@ -55,8 +55,8 @@ impl NodeSelector {
 }
 
 impl Test {
-    /// Returns whether a node with this value of the label passes the test; `None` if it lacks the
-    /// label.
+    /// Returns whether a node passes the test. `label`: its value of the label; `None` if it lacks
+    /// the label.
     fn holds(&self, label: Option<&str>) -> bool {
         match (self, label) {
             (Test::In(values), Some(label)) => values.contains(label),
@@ -133,7 +133,7 @@ impl From<WireSelector> for NodeSelector {
     }
 }
 
-/// `None` if the term is empty or malformed.
+/// Converts a term of the API; `None` if it is empty or malformed.
 fn term(WireTerm { match_expressions, match_fields }: WireTerm) -> Option<Term> {
     if match_expressions.is_empty() && match_fields.is_empty() {
         return None;
@@ -161,6 +161,7 @@ fn label_test(WireRequirement { key, operator, values }: WireRequirement) -> Opt
     Some((key, test))
 }
 
+/// Converts a requirement to a test of a field; `None` if it is not valid.
 fn field_test(requirement: WireRequirement) -> Option<FieldTest> {
     let is_equal = match requirement.operator.as_str() {
         "In" => true,

@@ -99,8 +99,8 @@ impl Quantity {
         Quantity { nanos, format }
     }
 
-    /// Nearly the closest floating-point number: the last digit is upstream's, which multiplies the
-    /// number that is written by its unit. Upstream: `AsApproximateFloat64`.
+    /// Returns nearly the closest floating-point number: the last digit is upstream's, which
+    /// multiplies the number that is written by its unit. Upstream: `AsApproximateFloat64`.
     pub fn to_f64(self) -> f64 {
         for (unit, factor) in [(UNIT, 1.0), (UNIT / 1_000, 1e-3), (UNIT / 1_000_000, 1e-6)] {
             if self.nanos % unit == 0 {
@@ -122,7 +122,8 @@ impl Quantity {
         self.nanos > 0
     }
 
-    /// The amount in billionths; `None` if it is too large, so that such amounts look equal.
+    /// Returns the amount in billionths; `None` if it is too large, so that such amounts look
+    /// equal.
     pub fn nanos(self) -> Option<i128> {
         (self.nanos.unsigned_abs() < Quantity::MAX.nanos.unsigned_abs()).then_some(self.nanos)
     }
@@ -132,12 +133,12 @@ impl Quantity {
         self.nanos.cmp(&other.nanos)
     }
 
-    /// The amount, rounded away from zero and limited to the range of `i64`.
+    /// Returns the amount, rounded away from zero and limited to the range of `i64`.
     pub fn value(self) -> i64 {
         saturate(divided_away_from_zero(self.nanos, UNIT))
     }
 
-    /// The amount in thousandths, rounded away from zero and limited to the range of `i64`.
+    /// Returns the amount in thousandths, rounded away from zero and limited to the range of `i64`.
     pub fn milli_value(self) -> i64 {
         saturate(divided_away_from_zero(self.nanos, UNIT / 1000))
     }
@@ -157,7 +158,8 @@ impl Quantity {
         Quantity { nanos, ..self }.limited()
     }
 
-    /// A sum or a difference with `other`, in units of the first that is not zero.
+    /// Returns the sum or the difference with `other`, whose amount is `nanos`, in units of the
+    /// first that is not zero.
     fn with_amount(self, other: Quantity, nanos: i128) -> Quantity {
         let format = if self.is_zero() { other.format } else { self.format };
         Quantity { nanos, format }.limited()
@@ -197,8 +199,8 @@ fn divided_away_from_zero(number: i128, divisor: i128) -> i128 {
     number / divisor + (number % divisor).signum()
 }
 
-/// The form in which the API server stores the quantity `text`: the canonical one, unless `text` is
-/// of a shape that upstream keeps as it was given (`1500m`, but not `1000m`). Upstream:
+/// Returns the form in which the API server stores the quantity `text`: the canonical one, unless
+/// `text` is of a shape that upstream keeps as it was given (`1500m`, but not `1000m`). Upstream:
 /// `Quantity.s`.
 pub fn stored_quantity(text: &str) -> Result<String, QuantityError> {
     let parts = Parts::parse(text)?;
@@ -211,9 +213,9 @@ pub fn stored_quantity(text: &str) -> Result<String, QuantityError> {
 impl FromStr for Quantity {
     type Err = QuantityError;
 
-    /// Fractions of 10^-9 are rounded away from zero, and an amount that is too large becomes
-    /// [`Quantity::MAX`] or [`Quantity::MIN`]: each text that upstream accepts has to be read.
-    /// Upstream: `resource.ParseQuantity`.
+    /// Parses a quantity. Fractions of 10^-9 are rounded away from zero, and an amount that is too
+    /// large becomes [`Quantity::MAX`] or [`Quantity::MIN`]: each text that upstream accepts has to
+    /// be read. Upstream: `resource.ParseQuantity`.
     fn from_str(text: &str) -> Result<Quantity, QuantityError> {
         Parts::parse(text).map(|parts| parts.quantity())
     }
@@ -273,7 +275,7 @@ impl Parts<'_> {
         Quantity { nanos: if self.negative { -nanos } else { nanos }, format }
     }
 
-    /// Returns the amount without its sign, in billionths, rounded up. `None`: too large.
+    /// Returns the amount without its sign, in billionths, rounded up; `None` if it is too large.
     fn unsigned_nanos(&self) -> Option<i128> {
         let power = i64::from(self.scale()) + 9;
         let digits = match self.fraction {
@@ -289,7 +291,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The power of ten that belongs to the digits. It wraps around, as upstream's.
+    /// Returns the power of ten that belongs to the digits. It wraps around, as upstream's.
     pub fn scale(&self) -> i32 {
         let exponent = match self.unit {
             Unit::Decimal(exponent, _) => exponent,
@@ -298,7 +300,8 @@ impl Parts<'_> {
         exponent.wrapping_sub(self.fraction.len() as i32)
     }
 
-    /// Returns whether upstream keeps the original text.
+    /// Returns whether upstream keeps the original text: that of a number that fits into an int64
+    /// and looks canonical to it. Upstream: the fast path of `ParseQuantity`.
     pub fn is_kept(&self) -> bool {
         let digits = format!("{}{}", self.whole, self.fraction);
         if self.whole.is_empty() {
@@ -311,8 +314,9 @@ impl Parts<'_> {
             }
             Unit::Binary(bits) => {
                 let room = 14i64 - digits.len() as i64 - i64::from(bits * 3 / 10);
-                let is_odd = digits.parse::<u64>().is_ok_and(|number| number & 7 != 0);
-                self.fraction.is_empty() && room >= 0 && is_odd
+                // Upstream only tests that the number is not a multiple of 8.
+                let looks_canonical = digits.parse::<u64>().is_ok_and(|number| number & 7 != 0);
+                self.fraction.is_empty() && room >= 0 && looks_canonical
             }
         }
     }
@@ -349,7 +353,7 @@ fn times_power_of_two(digits: &str, bits: u32) -> String {
     reversed.into_iter().rev().filter_map(|digit| char::from_digit(digit, 10)).collect()
 }
 
-/// Returns `digits * 10^power`, rounded up. `None`: too large.
+/// Returns `digits * 10^power`, rounded up; `None` if it is too large.
 fn scaled(digits: &str, power: i64) -> Option<i128> {
     let digits = digits.trim_start_matches('0');
     let parsed = |digits: &str| -> Option<i128> {
@@ -358,8 +362,8 @@ fn scaled(digits: &str, power: i64) -> Option<i128> {
     if power < 0 {
         let places = usize::try_from(power.unsigned_abs()).unwrap_or(usize::MAX);
         let (number, tail) = digits.split_at(digits.len().saturating_sub(places));
-        let rounds = tail.bytes().any(|digit| digit != b'0');
-        return parsed(number)?.checked_add(i128::from(rounds));
+        let rounds_up = tail.bytes().any(|digit| digit != b'0');
+        return parsed(number)?.checked_add(i128::from(rounds_up));
     }
     match parsed(digits)? {
         0 => Some(0),
@@ -391,7 +395,8 @@ impl fmt::Display for Quantity {
     }
 }
 
-/// Divides `count` by the highest power of `base`, below the `end`th, that divides it.
+/// Divides `count` by the highest power of `base`, below the `end`th, that divides it. Returns the
+/// quotient and the exponent.
 fn reduced(mut count: i128, base: i128, end: usize) -> (i128, usize) {
     let mut power = 0;
     while power + 1 < end && count % base == 0 {

@@ -19,7 +19,7 @@ pub struct RawObject {
 }
 
 impl RawObject {
-    /// Null is an empty object.
+    /// Parses an object; null is an empty one.
     pub fn parse(text: &str) -> Result<RawObject, serde_json::Error> {
         Ok(from_json::<Option<RawObject>>(text)?.unwrap_or_default())
     }
@@ -28,7 +28,7 @@ impl RawObject {
         self.place(name).map(|at| &*self.members[at].1)
     }
 
-    /// The value as text; `None` when it is absent or no string.
+    /// Returns the value as text; `None` when it is absent or no string.
     pub fn text(&self, name: &str) -> Option<String> {
         from_json(self.get(name)?.get()).ok()
     }
@@ -47,7 +47,8 @@ impl RawObject {
         Ok(())
     }
 
-    /// Sets the text of many members. Users may choose the number of both old and new members.
+    /// Sets the text of many members. Users may choose the number of both old and new members, so
+    /// the places are looked up in a map.
     pub fn set_all<'a>(
         &mut self,
         values: impl IntoIterator<Item = (&'a str, &'a str)>,
@@ -100,7 +101,7 @@ impl RawObject {
         self.put(name, value)
     }
 
-    /// The list that is the value of `name`; absent and null are empty.
+    /// Returns the list that is the value of `name`; absent and null are empty.
     pub fn list(&self, name: &str) -> Result<Vec<Box<RawValue>>, serde_json::Error> {
         let list = self.get(name).map(|value| from_json::<Option<_>>(value.get()));
         Ok(list.transpose()?.flatten().unwrap_or_default())

@@ -20,7 +20,7 @@ impl ResourceList {
         self.find(name).ok().map(|at| self.0[at].1)
     }
 
-    /// The index of the resource, or the index at which to insert it.
+    /// Returns the index of the resource; `Err`: the index at which to insert it.
     fn find(&self, name: &str) -> Result<usize, usize> {
         self.0.binary_search_by(|(other, _)| other.as_str().cmp(name))
     }
@@ -49,14 +49,14 @@ impl ResourceList {
         }
     }
 
-    /// Upstream: `quota.Add`.
+    /// Adds the amounts of another list. Upstream: `quota.Add`.
     pub fn add(&mut self, other: &ResourceList) {
         for (name, amount) in other.iter() {
             self.add_to(name, amount);
         }
     }
 
-    /// The larger amount of each resource. Upstream: `maxResourceList`.
+    /// Raises each amount to that of `other` where that is larger. Upstream: `maxResourceList`.
     pub fn raise(&mut self, other: &ResourceList) {
         for (name, amount) in other.iter() {
             if self.get(name).is_none_or(|known| amount.compare(known) == Ordering::Greater) {
@@ -65,7 +65,8 @@ impl ResourceList {
         }
     }
 
-    /// The same resources with the same amounts, in any units. Upstream: `quota.Equals`.
+    /// Returns whether both have the same resources with the same amounts, in any units. Upstream:
+    /// `quota.Equals`.
     pub fn amounts_equal(&self, other: &ResourceList) -> bool {
         self.0.len() == other.0.len()
             && self.iter().all(|(name, amount)| {

@@ -82,8 +82,8 @@ enum Test {
 }
 
 impl Test {
-    /// Returns whether an object with this value of the label passes the test; `None` if it lacks
-    /// the label.
+    /// Returns whether an object passes the test. `label`: its value of the label; `None` if it
+    /// lacks the label.
     fn holds(&self, label: Option<&str>) -> bool {
         match (self, label) {
             (Test::Equals(value) | Test::DoubleEquals(value), Some(label)) => value == label,
@@ -122,7 +122,7 @@ impl Selector {
         Selector { nothing: true, terms: Vec::new() }
     }
 
-    /// A selector of these labels with their values, which are not validated. Upstream:
+    /// Returns a selector of these labels with their values, which are not validated. Upstream:
     /// `labels.SelectorFromSet`.
     pub fn from_labels(labels: &Labels) -> Selector {
         let of_label = |(key, value): &(Istr, Istr)| Term {
@@ -166,7 +166,7 @@ impl Selector {
         Ok(Selector { nothing: self.nothing, terms })
     }
 
-    /// Whether the selector has no terms, and so matches everything.
+    /// Returns whether the selector has no terms, and so matches everything.
     pub fn is_empty(&self) -> bool {
         !self.nothing && self.terms.is_empty()
     }
@@ -188,13 +188,13 @@ impl Selector {
         })
     }
 
-    /// Whether it selects an object with these labels.
+    /// Returns whether it selects an object with these labels.
     pub fn matches(&self, labels: &Labels) -> bool {
         !self.nothing && self.terms.iter().all(|Term { key, test }| test.holds(labels.get(key)))
     }
 
-    /// [`Selector::matches`] for many objects, of which most have the labels of the one before:
-    /// those of one template share them.
+    /// Returns a function that does the same as [`Selector::matches`] for many objects, of which
+    /// most have the labels of the one before: those of one template share them.
     pub fn matcher(&self) -> impl FnMut(&Labels) -> bool + '_ {
         let mut last: Option<(Labels, bool)> = None;
         move |labels| match &last {
@@ -244,7 +244,7 @@ fn term_of(Requirement { key, operator, values }: &Requirement) -> Result<Term, 
 const NOT_EMPTY: &str = "for 'in', 'notin' operators, values set can't be empty";
 const EMPTY: &str = "values set must be empty for exists and does not exist";
 
-/// The fault of an operator with too many or too few values.
+/// Returns the fault of an operator with too many or too few values.
 #[cold]
 fn values_error(values: &[Istr], rule: &str) -> String {
     // Go's empty list is nil.
@@ -253,7 +253,7 @@ fn values_error(values: &[Istr], rule: &str) -> String {
     format!("values: Invalid value: {values}: {rule}")
 }
 
-/// Whether the parts of a term are valid. `error`: a fault of the operator with these values.
+/// Checks the key and the values of a term. `error`: a fault of the operator with these values.
 /// Upstream: `labels.NewRequirement`.
 fn check(key: &str, values: &[Istr], error: Option<String>) -> Result<(), SelectorError> {
     let are_valid = is_label_key(key) && values.iter().all(|value| is_label_value(value));
@@ -263,7 +263,7 @@ fn check(key: &str, values: &[Istr], error: Option<String>) -> Result<(), Select
     }
 }
 
-/// Collects all faults of a term into one error.
+/// Collects all faults of a term into one error. `error`: as for [`check`].
 /// Upstream: `field.ErrorList`.
 #[cold]
 fn faults(key: &str, values: &[Istr], error: Option<String>) -> SelectorError {
@@ -279,7 +279,7 @@ fn faults(key: &str, values: &[Istr], error: Option<String>) -> SelectorError {
     })
 }
 
-/// Upstream: `field.Invalid`.
+/// Returns the error of a field; `None` if `fault` is empty. Upstream: `field.Invalid`.
 fn invalid(field: &str, value: &str, fault: &str) -> Option<String> {
     (!fault.is_empty()).then(|| format!("{field}: Invalid value: {value:?}: {fault}"))
 }

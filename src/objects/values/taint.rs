@@ -53,7 +53,7 @@ impl Toleration {
             }
     }
 
-    /// Whether both values are whole numbers for which `test` holds.
+    /// Returns whether both values are whole numbers for which `test` holds.
     fn compares(&self, taint: &Taint, test: fn(i64, i64) -> bool) -> bool {
         match (decimal_integer(&self.value), decimal_integer(&taint.value)) {
             (Some(own), Some(taint)) => test(taint, own),
@@ -61,15 +61,16 @@ impl Toleration {
         }
     }
 
-    /// Whether only the seconds may differ. Upstream: `Toleration.MatchToleration`.
+    /// Returns whether two tolerations differ at most in their seconds. Upstream:
+    /// `Toleration.MatchToleration`.
     pub fn is_like(&self, other: &Toleration) -> bool {
         (&self.key, &self.operator, &self.value, &self.effect)
             == (&other.key, &other.operator, &other.value, &other.effect)
     }
 }
 
-/// Returns the first of `taints` with one of `effects` that no toleration covers.
-/// Upstream: `FindMatchingUntoleratedTaint`.
+/// Returns the first of `taints` with one of `effects` that no toleration covers. Upstream:
+/// `FindMatchingUntoleratedTaint`. `comparison`: as for [`Toleration::tolerates`].
 pub fn untolerated<'t, 'a>(
     taints: &'t [Taint],
     effects: &[&str],

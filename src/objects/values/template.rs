@@ -51,6 +51,7 @@ impl Deref for Template {
     }
 }
 
+/// The fields of a template that are decoded.
 #[derive(serde::Deserialize, Default)]
 #[serde(default)]
 struct Lens {
@@ -73,7 +74,7 @@ impl Template {
         self.json.get()
     }
 
-    /// The parsed template, for comparisons and for new pods. Valid JSON that cannot be parsed,
+    /// Parses the template, for comparisons and for new pods. Valid JSON that cannot be parsed,
     /// because of its depth or the size of a number, is returned as one string: equal templates
     /// stay equal, and the API server refuses pods made from it.
     pub fn to_value(&self) -> Value {
@@ -85,6 +86,7 @@ impl Template {
         Template::from_raw(serde_json::value::to_raw_value(value)?)
     }
 
+    /// Returns the shared template of this text.
     fn from_raw(json: Box<RawValue>) -> Result<Template, serde_json::Error> {
         let Lens { metadata: LensMeta { labels, annotations, finalizers } } =
             from_json(json.get())?;
@@ -92,8 +94,8 @@ impl Template {
         Ok(Template(TEMPLATES.intern(Shared { json, labels, annotations, finalizers, digest })))
     }
 
-    /// The result of `compute` for the template: computed once for all holders of this text, so
-    /// every caller must pass the same function.
+    /// Returns the result of `compute` for the template: computed once for all holders of this
+    /// text, so every caller must pass the same function.
     pub fn digest(&self, compute: impl FnOnce(&Template) -> u128) -> u128 {
         *self.0.digest.get_or_init(|| compute(self))
     }

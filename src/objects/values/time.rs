@@ -87,13 +87,13 @@ impl Timestamp {
         Timestamp::from_secs(self.as_secs())
     }
 
-    /// The time from `earlier` to here; zero when `earlier` is later.
+    /// Returns the time from `earlier` to here; zero when `earlier` is later.
     pub fn duration_since(self, earlier: Timestamp) -> Duration {
         let micros = self.as_micros().saturating_sub(earlier.as_micros());
         Duration::from_micros(micros.max(0).cast_unsigned())
     }
 
-    /// The closest time of jiff, whose range is from the year -9999 to
+    /// Returns the closest time of jiff, whose range is from the year -9999 to
     /// `9999-12-30T22:00:00.999999999Z`. Only for values that are not written to objects.
     pub fn to_jiff(self) -> jiff::Timestamp {
         let (first, last) = (jiff::Timestamp::MIN, jiff::Timestamp::MAX);
@@ -192,6 +192,7 @@ fn parse_rfc3339(text: &str) -> Option<Timestamp> {
         Some(offset) => {
             let (hours, minutes) = offset.split_once(':')?;
             let (hours, minutes) = (two_digits(hours)?, two_digits(minutes)?);
+            // As Go, which accepts 24 and 60.
             if hours > 24 || minutes > 60 {
                 return None;
             }
@@ -231,10 +232,11 @@ const CYCLE: i64 = 146_097;
 /// The days from the first of March of the year 0 up to 1970.
 const EPOCH: i64 = 719_468;
 
-/// The days from 1970 up to a date. Years begin in March here, so that a leap day ends one.
+/// Returns the days from 1970 up to a date. Years begin in March here, so that a leap day ends one.
 fn days_before(year: i64, month: i64, day: i64) -> i64 {
     let year = if month > 2 { year } else { year - 1 };
     let (cycle, in_cycle) = (year.div_euclid(400), year.rem_euclid(400));
+    // Five months have 153 days, counted from March or from August.
     let in_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     cycle * CYCLE + in_cycle * 365 + in_cycle / 4 - in_cycle / 100 + in_year - EPOCH
 }

@@ -52,6 +52,7 @@ impl std::fmt::Debug for BootstrapToken {
     }
 }
 
+/// Decodes base64; absent or null is empty.
 fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Box<[u8]>, D::Error> {
     let text = Option::<Box<str>>::deserialize(from)?.unwrap_or_default();
     STANDARD.decode(&*text).map(Into::into).map_err(D::Error::custom)

@@ -83,7 +83,7 @@ impl CertificateSigningRequestStatus {
         !self.certificate.is_empty()
     }
 
-    /// Whether the request has a condition of this type, with any status.
+    /// Returns whether the request has a condition of this type, with any status.
     pub fn has(&self, kind: &str) -> bool {
         self.conditions.iter().any(|condition| condition.kind == *kind)
     }
@@ -92,7 +92,7 @@ impl CertificateSigningRequestStatus {
         self.has(Self::APPROVED) && !self.has(Self::DENIED)
     }
 
-    /// A condition without a status counts as true.
+    /// Returns whether the request has failed. A condition without a status counts as true.
     pub fn is_failed(&self) -> bool {
         self.conditions.iter().any(|condition| {
             condition.kind == *Self::FAILED && matches!(condition.status.as_str(), "" | "True")

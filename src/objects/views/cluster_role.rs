@@ -45,6 +45,7 @@ fn is_empty(list: &[Istr]) -> bool {
     list.is_empty()
 }
 
+/// Reads a list; null is an empty one.
 fn nullable<'de, D, T>(from: D) -> Result<Box<[T]>, D::Error>
 where
     D: Deserializer<'de>,

@@ -23,7 +23,7 @@ pub struct ConfigMap {
 resource!(ConfigMap, "", "v1", "configmaps", namespaced);
 
 impl ConfigMap {
-    /// The object for the API server.
+    /// Returns the object for the API server.
     ///
     /// # Errors
     /// None of these types fail.

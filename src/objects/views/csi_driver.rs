@@ -23,7 +23,8 @@ pub struct CSIDriverSpec {
 resource!(CSIDriver, "storage.k8s.io", "v1", "csidrivers", cluster);
 
 impl CSIDriver {
-    /// Whether volumes of the driver are attached before they are mounted. Upstream: `skipAttach`.
+    /// Returns whether volumes of the driver are attached before they are mounted. Upstream:
+    /// `skipAttach`.
     pub fn attaches(&self) -> bool {
         self.spec.attach_required != Some(false)
     }

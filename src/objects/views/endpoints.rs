@@ -86,13 +86,13 @@ impl TargetRef {
         }
     }
 
-    /// All but the version.
+    /// Returns all fields but the version.
     fn identity(&self) -> (&Istr, &Istr, &ArcStr, &Uid, &Istr, &Istr) {
         let TargetRef { kind, namespace, name, uid, api_version, field_path, .. } = self;
         (kind, namespace, name, uid, api_version, field_path)
     }
 
-    /// Whether both refer to the same object; the version is ignored.
+    /// Returns whether both refer to the same object; the version is ignored.
     pub fn same(a: Option<&TargetRef>, b: Option<&TargetRef>) -> bool {
         a.map(TargetRef::identity) == b.map(TargetRef::identity)
     }
@@ -184,7 +184,7 @@ pub struct SlicePort {
 resource!(Endpoints, "", "v1", "endpoints", namespaced);
 resource!(EndpointSlice, "discovery.k8s.io", "v1", "endpointslices", namespaced);
 
-/// A list without room for more: a large Service has thousands of entries.
+/// Reads a list, and removes its spare capacity: a large Service has thousands of entries.
 fn exact<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Vec<T>, D::Error> {
     let mut all: Vec<T> = null_as_default(from)?;
     let mut exact = Vec::with_capacity(all.len());

@@ -132,7 +132,7 @@ pub struct HorizontalPodAutoscalerStatus {
     pub conditions: Vec<AutoscalerCondition>,
 }
 
-/// Go's form of an empty list.
+/// Writes an empty list as null, as Go does.
 fn null_for_none<S: Serializer>(list: &Vec<Value>, to: S) -> Result<S::Ok, S::Error> {
     if list.is_empty() { to.serialize_none() } else { list.serialize(to) }
 }

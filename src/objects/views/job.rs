@@ -151,7 +151,7 @@ resource!(Job, "batch", "v1", "jobs", namespaced);
 impl WholeMeta for Job {}
 
 impl Job {
-    /// The condition with which the Job finished. Upstream: `jobutil.FinishedCondition`.
+    /// Returns the condition with which the Job finished. Upstream: `jobutil.FinishedCondition`.
     pub fn finished(&self) -> Option<&JobCondition> {
         self.status.finished()
     }

@@ -67,7 +67,7 @@ fn is_empty(text: &Istr) -> bool {
 }
 
 impl NodeStatus {
-    /// Upstream: `GetNodeCondition`.
+    /// Returns the condition of this type. Upstream: `GetNodeCondition`.
     pub fn condition(&self, name: &str) -> Option<&NodeCondition> {
         self.conditions.iter().find(|condition| condition.r#type == *name)
     }
@@ -86,17 +86,18 @@ impl Node {
         self.meta.labels.get("topology.kubernetes.io/zone").filter(|zone| !zone.is_empty())
     }
 
-    /// Upstream: `nodeutil.IsNodeReady`.
+    /// Returns whether the condition Ready is true. Upstream: `nodeutil.IsNodeReady`.
     pub fn is_ready(&self) -> bool {
         self.status.ready().is_some_and(|ready| ready.status == "True")
     }
 
-    /// Upstream: `taints.TaintKeyExists`.
+    /// Returns whether the node has a taint with this key. Upstream: `taints.TaintKeyExists`.
     pub fn has_taint(&self, key: &str) -> bool {
         self.spec.taints.iter().any(|taint| taint.key == *key)
     }
 }
 
+/// Reads `cpu` of the field `allocatable`; 0 if it is absent or malformed.
 fn cpu<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Quantity, D::Error> {
     #[derive(Default, Deserialize)]
     #[serde(default)]

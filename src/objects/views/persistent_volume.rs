@@ -103,7 +103,8 @@ impl From<WireSpec> for PersistentVolumeSpec {
     }
 }
 
-/// Keeps the text of a spec that is not bound to a claim's uid.
+/// Reads a spec, and keeps its text if it is not bound to a claim's uid: binding the volume writes
+/// the whole spec.
 fn spec<'de, D: Deserializer<'de>>(from: D) -> Result<PersistentVolumeSpec, D::Error> {
     let text = Box::<RawValue>::deserialize(from)?;
     let spec = from_json::<Option<PersistentVolumeSpec>>(text.get());
@@ -129,7 +130,7 @@ impl PersistentVolume {
         self.status.phase == "Bound"
     }
 
-    /// The name of its StorageClass, or empty. Upstream: `GetPersistentVolumeClass`.
+    /// Returns the name of its StorageClass, or empty. Upstream: `GetPersistentVolumeClass`.
     pub fn storage_class(&self) -> &str {
         let annotated = self.meta.annotations.get("volume.beta.kubernetes.io/storage-class");
         annotated.unwrap_or(&self.spec.storage_class_name)

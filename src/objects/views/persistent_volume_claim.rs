@@ -83,7 +83,7 @@ impl PersistentVolumeClaim {
         self.status.conditions.iter().flatten().find(|condition| condition.r#type == *name)
     }
 
-    /// The name of its StorageClass, or empty. Upstream: `GetPersistentVolumeClaimClass`.
+    /// Returns the name of its StorageClass, or empty. Upstream: `GetPersistentVolumeClaimClass`.
     pub fn storage_class(&self) -> &str {
         let annotated = self.meta.annotations.get("volume.beta.kubernetes.io/storage-class");
         annotated.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()
@@ -136,6 +136,7 @@ fn is_block<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Ok(Istr::deserialize(from)? == "Block")
 }
 
+/// Reads whether a field is present and not null.
 fn is_there<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     Ok(Option::<IgnoredAny>::deserialize(from)?.is_some())
 }
@@ -152,6 +153,7 @@ fn requested_storage<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quanti
     Ok(resources.requests.get("storage"))
 }
 
+/// Reads the amount `storage` of a list of resources.
 fn storage<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quantity>, D::Error> {
     Ok(ResourceList::deserialize(from)?.get("storage"))
 }

@@ -36,7 +36,7 @@ impl QuotaSpec {
     pub(super) fn from_wire(spec: &WireSpec) -> Interned<QuotaSpec> {
         let main = spec.containers.iter().flatten().map(|container| (Role::Main, container));
         let init = spec.init_containers.iter().flatten().map(|container| {
-            (if container.runs_on() { Role::Sidecar } else { Role::Init }, container)
+            (if container.is_sidecar() { Role::Sidecar } else { Role::Init }, container)
         });
         let containers = main.chain(init).map(|(role, container)| Container {
             name: container.name.clone(),
@@ -53,8 +53,8 @@ impl QuotaSpec {
         })
     }
 
-    /// The requests of a pod with pod-level requests, without its overhead; empty for others. The
-    /// resources of a resize in progress do not count.
+    /// Returns the requests of a pod with pod-level requests, without its overhead; empty for
+    /// others. The resources of a resize in progress do not count.
     pub(super) fn requests_as_a_whole(&self) -> ResourceList {
         let mut named = self.whole.iter().flat_map(|resources| resources.requests.iter());
         match named.any(|(name, _)| counts_as_a_whole(name)) {
@@ -116,7 +116,7 @@ impl PodQuota {
         }
     }
 
-    /// The usage of the pod, with or without its pod-level resources, by the gate
+    /// Returns the usage of the pod, with or without its pod-level resources, by the gate
     /// `PodLevelResources`.
     pub fn usage_by(&self, pod_level_resources: bool) -> &ResourceList {
         match &self.usage_of_containers {
@@ -126,7 +126,8 @@ impl PodQuota {
     }
 }
 
-/// Upstream: `IsSupportedPodLevelResource`.
+/// Returns whether the pod level may request this resource. Upstream:
+/// `IsSupportedPodLevelResource`.
 fn counts_as_a_whole(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }
@@ -161,11 +162,12 @@ impl<'a> Resources<'a> {
         }
     }
 
+    /// Returns the usage under the names of quotas.
     fn charged(&self) -> ResourceList {
         charged(&self.requests(), &self.limits())
     }
 
-    /// Upstream: `PodRequests`.
+    /// Returns the requests with the overhead. Upstream: `PodRequests`.
     fn requests(&self) -> ResourceList {
         let mut requests = self.requests_without_overhead();
         requests.add(&self.spec.overhead);
@@ -210,7 +212,8 @@ impl<'a> Resources<'a> {
     }
 
     /// Returns the largest need of the pod at one time: its containers and sidecars together, or an
-    /// init container and the sidecars before it. Pod-level resources replace both.
+    /// init container and the sidecars before it. Pod-level resources replace both. `effective`:
+    /// computes what a container counts with from what it asks for, has and is promised.
     fn sum(
         &self,
         part: Part,
@@ -258,7 +261,7 @@ enum Role {
 fn largest_need(needs: &[(Istr, Role, Quantity)]) -> Quantity {
     let sum = |one: Option<Quantity>, other| one.map_or(other, |one| one + other);
     let (mut together, mut sidecars, mut at_start) = (None, None, None);
-    let mut start = |amount: Quantity| match at_start {
+    let mut raise_start = |amount: Quantity| match at_start {
         Some(known) if amount.compare(known) != Ordering::Greater => {}
         _ => at_start = Some(amount),
     };
@@ -269,9 +272,9 @@ fn largest_need(needs: &[(Istr, Role, Quantity)]) -> Quantity {
                 together = Some(sum(together, *amount));
                 let before = sum(sidecars, *amount);
                 sidecars = Some(before);
-                start(before);
+                raise_start(before);
             }
-            Role::Init => start(sidecars.map_or(*amount, |sidecars| *amount + sidecars)),
+            Role::Init => raise_start(sidecars.map_or(*amount, |sidecars| *amount + sidecars)),
         }
     }
     match (together, at_start) {
@@ -323,14 +326,14 @@ fn charged(requests: &ResourceList, limits: &ResourceList) -> ResourceList {
     charged.into_iter().collect()
 }
 
-/// Upstream: `IsDRAExtendedResourceName`.
+/// Returns whether a resource is an extended one. Upstream: `IsDRAExtendedResourceName`.
 fn is_extended(name: &str) -> bool {
     let is_native = !name.contains('/') || name.contains("kubernetes.io/");
     name.starts_with("deviceclass.resource.kubernetes.io/")
         || !is_native && !name.starts_with("requests.")
 }
 
-/// Whether an affinity term selects pods of other namespaces.
+/// Returns whether an affinity term selects pods of other namespaces.
 fn crosses_namespaces(affinity: &WireAffinity) -> bool {
     let crosses = |term: &WireTerm| {
         term.namespaces.iter().flatten().next().is_some() || term.namespace_selector.is_some()

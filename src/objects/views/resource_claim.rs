@@ -132,7 +132,7 @@ struct WireWanted {
 }
 
 impl WireWanted {
-    /// The largest number of devices that the request may get.
+    /// Returns the largest number of devices that the request may get.
     fn most(&self) -> i64 {
         match self.allocation_mode.as_str() {
             "ExactCount" => self.count,

@@ -61,7 +61,7 @@ resource!(ResourceQuota, "", "v1", "resourcequotas", namespaced);
 impl WholeMeta for ResourceQuota {}
 
 impl ResourceQuota {
-    /// `spec.hard`
+    /// Returns `spec.hard`; malformed amounts are left out.
     pub fn limits(&self) -> ResourceList {
         self.spec.hard.quantities()
     }
@@ -85,7 +85,7 @@ impl ScopeRequirement {
         self.operator == "Exists"
     }
 
-    /// A selector on a label of the scope's name.
+    /// Returns a selector on a label of the scope's name.
     /// Upstream: `ScopedResourceSelectorRequirementsAsSelector`.
     pub fn selector(&self) -> Result<Selector, SelectorError> {
         let ScopeRequirement { scope_name, operator, values } = self.clone();
@@ -111,7 +111,7 @@ impl Amounts {
         self.0.contains_key(name)
     }
 
-    /// Malformed amounts are left out.
+    /// Returns the amounts; malformed ones are left out.
     pub fn quantities(&self) -> ResourceList {
         let amount =
             |(name, text): (&Istr, &String)| Some((name.clone(), text.parse::<Quantity>().ok()?));

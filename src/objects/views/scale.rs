@@ -67,7 +67,7 @@ impl TryFrom<RawObject> for Scale {
 }
 
 impl Scale {
-    /// The Scale with its selector as a `LabelSelector` has it.
+    /// Returns the Scale with its selector in the form that a `LabelSelector` has.
     ///
     /// # Errors
     /// In upstream's words: the selector does not parse, or a `LabelSelector` has no such operator.
@@ -81,8 +81,8 @@ impl Scale {
         Ok(self)
     }
 
-    /// The body of an update to `replicas`, which fails if the object has changed since it was
-    /// read.
+    /// Returns the body of an update to `replicas`, which fails if the object has changed since it
+    /// was read.
     ///
     /// # Errors
     /// When its spec is no object.

@@ -100,7 +100,8 @@ struct WireOptions {
 }
 
 impl WireContext {
-    /// Upstream: `SELinuxOptionsToFileLabel`.
+    /// Returns the file label of the SELinux options, empty if all of them are empty; `None`
+    /// without options. Upstream: `SELinuxOptionsToFileLabel`.
     fn label(&self) -> Option<Istr> {
         let WireOptions { user, role, r#type, level } = self.se_linux_options.as_ref()?;
         let label = format!("{user}:{role}:{type}:{level}");
@@ -147,10 +148,10 @@ fn labels_by_volume(
 ) -> BTreeMap<Istr, BTreeSet<Istr>> {
     let mut mounts: BTreeMap<Istr, BTreeSet<Istr>> = BTreeMap::new();
     for container in containers {
-        let own = container.security_context.as_ref().and_then(WireContext::label);
+        let of_container = container.security_context.as_ref().and_then(WireContext::label);
         for mount in container.volume_mounts.into_iter().flatten() {
             let labels = mounts.entry(mount.name).or_default();
-            labels.extend(own.clone().or_else(|| of_pod.clone()));
+            labels.extend(of_container.clone().or_else(|| of_pod.clone()));
         }
     }
     mounts

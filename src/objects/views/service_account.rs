@@ -17,6 +17,7 @@ pub struct ServiceAccount {
 resource!(ServiceAccount, "", "v1", "serviceaccounts", namespaced);
 
 impl ServiceAccount {
+    /// Returns whether the account refers to the Secret of this name.
     pub fn names_secret(&self, name: &str) -> bool {
         self.secrets.iter().any(|secret| **secret == *name)
     }
@@ -73,18 +74,18 @@ impl TokenSecret {
     pub const ACCOUNT_NAME: &str = "kubernetes.io/service-account.name";
     pub const ACCOUNT_UID: &str = "kubernetes.io/service-account.uid";
 
-    /// Empty when nothing says so.
+    /// Returns the name of the account; empty without the annotation.
     pub fn account_name(&self) -> &str {
         self.meta.annotations.get(TokenSecret::ACCOUNT_NAME).unwrap_or_default()
     }
 
-    /// Empty when nothing says so.
+    /// Returns the uid of the account; empty without the annotation.
     pub fn account_uid(&self) -> Uid {
         self.meta.annotations.get(TokenSecret::ACCOUNT_UID).map(Uid::new).unwrap_or_default()
     }
 
-    /// Whether the Secret is for the account of this name and, if the Secret has a uid, of this
-    /// uid.
+    /// Returns whether the Secret is for the account of this name and, if the Secret has a uid, of
+    /// this uid.
     /// Upstream: `serviceaccount.IsServiceAccountToken`.
     pub fn is_for(&self, name: &str, uid: &Uid) -> bool {
         let wanted = self.account_uid();

@@ -20,7 +20,8 @@ pub struct StorageClass {
 resource!(StorageClass, "storage.k8s.io", "v1", "storageclasses", cluster);
 
 impl StorageClass {
-    /// Upstream: `util.IsDefaultAnnotation`.
+    /// Returns whether an annotation makes it the default class. Upstream:
+    /// `util.IsDefaultAnnotation`.
     pub fn is_default(&self) -> bool {
         const NAMES: [&str; 2] = [
             "storageclass.kubernetes.io/is-default-class",

@@ -98,7 +98,7 @@ pub(super) struct WireCsi {
     volume_handle: Box<str>,
 }
 
-/// A source that is set.
+/// A source that is set, with all its members.
 pub(super) struct Fields(Value);
 
 impl<'de> Deserialize<'de> for Fields {
@@ -170,7 +170,7 @@ macro_rules! with_volume_sources {
 pub(super) use with_volume_sources;
 
 impl VolumeSource {
-    /// Selects the source that is set.
+    /// Returns the source that is set, if one is.
     pub(super) fn select(
         csi: Option<WireCsi>,
         in_tree: [(InTreeKind, Option<Fields>); 10],

@@ -37,7 +37,7 @@ pub enum WatchEvent<O> {
 }
 
 impl<O> WatchEvent<O> {
-    /// The same event with its object converted.
+    /// Returns the same event with its object converted.
     pub fn map<P>(self, convert: impl FnOnce(O) -> P) -> WatchEvent<P> {
         match self {
             WatchEvent::Added(object) => WatchEvent::Added(convert(object)),

@@ -139,13 +139,13 @@ pub fn varint(from: &mut &[u8]) -> Result<u64, Short> {
     Err(if from.len() < 10 { Short::CutOff } else { Short::Malformed })
 }
 
-/// The number of the next field and its wire type.
+/// Reads the number of the next field and its wire type.
 pub fn tag(from: &mut &[u8]) -> Result<(u64, u64), Short> {
     let tag = varint(from)?;
     Ok((tag >> 3, tag & 7))
 }
 
-/// Takes `count` bytes.
+/// Takes the first `count` bytes.
 fn bytes<'de>(from: &mut &'de [u8], count: u64) -> Result<&'de [u8], Short> {
     let count = usize::try_from(count).map_err(|_| Short::Malformed)?;
     let (taken, rest) = from.split_at_checked(count).ok_or(Short::CutOff)?;
@@ -172,7 +172,7 @@ pub fn field<'de>(from: &mut &'de [u8]) -> Result<Option<(u64, Wire<'de>)>, Shor
     Ok(Some((number, wire)))
 }
 
-/// The bytes of the first field `number`; empty without one.
+/// Returns the bytes of the first field `number`; empty without one.
 pub fn find(message: &[u8], number: u64) -> Result<&[u8], Error> {
     let mut rest = message;
     while let Some((found, wire)) = field(&mut rest)? {
@@ -243,48 +243,51 @@ impl<'de, 'r> Value<'de, 'r> {
         Value { kind, shape: Shape::One, number, wire, rest }
     }
 
+    /// Returns the text of a string or of a quantity.
     fn text(&self) -> Result<Cow<'de, str>, Error> {
         let bytes = match (self.shape, self.kind, self.wire) {
             (Shape::One, Kind::Text, Wire::Bytes(bytes)) => bytes,
             (Shape::One, Kind::Wrapped, Wire::Bytes(bytes)) => find(bytes, 1)?,
-            _ => return Err(self.another_type()),
+            _ => return Err(self.type_error()),
         };
         Ok(lossy(bytes))
     }
 
+    /// Returns an integer, or a time in microseconds.
     fn int(&self) -> Result<i64, Error> {
         match (self.shape, self.kind, self.wire) {
             (Shape::One, Kind::Int, Wire::Varint(value)) => Ok(value.cast_signed()),
             (Shape::One, kind @ (Kind::Time | Kind::MicroTime), Wire::Bytes(bytes)) => {
                 micros(kind, bytes)
             }
-            _ => Err(self.another_type()),
+            _ => Err(self.type_error()),
         }
     }
 
     fn bool(&self) -> Result<bool, Error> {
         match (self.shape, self.kind, self.wire) {
             (Shape::One, Kind::Bool, Wire::Varint(value)) => Ok(value != 0),
-            _ => Err(self.another_type()),
+            _ => Err(self.type_error()),
         }
     }
 
-    /// The entries of a map, or the fields of a message.
+    /// Returns the entries of a map, or the fields of a message.
     fn pairs(self) -> Result<Pairs<'de, 'r>, Error> {
         match (self.shape, self.kind, self.wire) {
             (Shape::Map, ..) => Ok(Pairs::Entries(Repeated::new(self))),
             (Shape::One, Kind::Message(message), Wire::Bytes(bytes)) => {
                 Ok(Pairs::Fields(Fields { message, rest: bytes, outer: None, next: None }))
             }
-            _ => Err(self.another_type()),
+            _ => Err(self.type_error()),
         }
     }
 
-    fn another_type(&self) -> Error {
+    /// Returns the error of a field whose type is not the one that the view reads.
+    fn type_error(&self) -> Error {
         Error(format!("field {}: another type", self.number))
     }
 
-    /// The message of a Time or MicroTime.
+    /// Returns the message of a Time or MicroTime; `None` for another field.
     fn time(&self) -> Option<&'de [u8]> {
         match (self.kind, self.shape, self.wire) {
             (Kind::Time | Kind::MicroTime, Shape::One, Wire::Bytes(bytes)) => Some(bytes),
@@ -329,7 +332,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.shape {
             Shape::List => visitor.visit_seq(Repeated::new(self)),
-            _ => Err(self.another_type()),
+            _ => Err(self.type_error()),
         }
     }
 
@@ -349,6 +352,7 @@ impl<'de> Deserializer<'de> for Value<'de, '_> {
         visitor.visit_bool(self.bool()?)
     }
 
+    /// Reads an option: an empty time is absent.
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match self.time() {
             Some([]) => visitor.visit_none(),
@@ -416,7 +420,7 @@ impl<'de> MapAccess<'de> for Pairs<'de, '_> {
     }
 }
 
-/// A message as a map of its known fields.
+/// Reads a message as a map of its known fields.
 struct Fields<'de> {
     message: &'static Message,
     rest: &'de [u8],
@@ -450,7 +454,7 @@ impl<'de> Fields<'de> {
         }
     }
 
-    /// The value of the field that was named last, with its name.
+    /// Returns the value of the field that was named last, with its name.
     fn value(&mut self) -> Result<(&'static str, Value<'de, '_>), Error> {
         let (field, wire) = self.next.take().ok_or_else(|| Error("a value without key".into()))?;
         let Field { number, name, kind, shape } = *field;
@@ -458,7 +462,7 @@ impl<'de> Fields<'de> {
     }
 }
 
-/// The consecutive values of one number: a list, or the entries of a map.
+/// Reads the consecutive values of one number: a list, or the entries of a map.
 struct Repeated<'de, 'r> {
     kind: Kind,
     number: u64,
@@ -507,8 +511,8 @@ impl<'de, 'r> Repeated<'de, 'r> {
         Value::single(Kind::Text, 1, key, &mut &[][..]).text().map(Some)
     }
 
-    /// The value of the entry whose key was read last. A map's entry has no repeated fields, so its
-    /// value takes nothing from `rest`.
+    /// Returns the value of the entry whose key was read last. A map's entry has no repeated
+    /// fields, so its value takes nothing from `rest`.
     fn entry(&mut self) -> Value<'de, '_> {
         Value::single(self.kind, 2, self.entry.take().unwrap_or(EMPTY), self.rest)
     }
@@ -529,18 +533,18 @@ impl<'de> SeqAccess<'de> for Repeated<'de, '_> {
 /// The first bytes of every envelope.
 pub const MAGIC: &[u8] = b"k8s\0";
 
-/// Whether the bytes begin with the envelope's magic; others are JSON or text.
+/// Returns whether the bytes begin with the envelope's magic; others are JSON or text.
 pub fn is_enveloped(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// The message in an envelope. Upstream: `runtime.Unknown`.
+/// Returns the message in an envelope. Upstream: `runtime.Unknown`.
 pub fn open(envelope: &[u8]) -> Result<&[u8], Error> {
     let unknown = envelope.strip_prefix(MAGIC);
     find(unknown.ok_or_else(|| Error("no envelope".to_owned()))?, 2)
 }
 
-/// The kind that an envelope names; empty where it names none.
+/// Returns the kind that an envelope names; empty where it names none.
 pub fn kind(envelope: &[u8]) -> &str {
     let unknown = envelope.strip_prefix(MAGIC).unwrap_or_default();
     let kind = find(unknown, 1).and_then(|types| find(types, 2));

@@ -44,8 +44,8 @@ impl ResourceType {
         }
     }
 
-    /// Whether its group is one of Kubernetes' own: the core group, a name without a dot, or one
-    /// below `k8s.io`, in which there are also groups of its community's custom resources.
+    /// Returns whether its group is one of Kubernetes' own: the core group, a name without a dot,
+    /// or one below `k8s.io`, in which there are also groups of its community's custom resources.
     pub fn is_built_in(&self) -> bool {
         !self.group.contains('.') || self.group.ends_with(".k8s.io")
     }
@@ -180,13 +180,14 @@ macro_rules! resource {
 }
 pub(crate) use resource;
 
-/// As `serde_json::from_str`, but with the decoder for bytes. Answers use that decoder, so a type
-/// that is read in both ways is compiled once.
+/// Parses JSON as `serde_json::from_str` does, but with the decoder for bytes. Answers use that
+/// decoder, so a type that is read in both ways is compiled once.
 pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> serde_json::Result<T> {
     serde_json::from_slice(text.as_bytes())
 }
 
-/// `#[serde(deserialize_with = "null_as_default")]`: treats an explicit null as an absent field.
+/// Reads a field in which an explicit null is the same as an absent one: `#[serde(deserialize_with
+/// = "null_as_default")]`.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {

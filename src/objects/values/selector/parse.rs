@@ -62,6 +62,7 @@ impl<'a> Token<'a> {
         }
     }
 
+    /// Returns the error about this token where another one was expected.
     fn instead_of<T>(self, expected: &str) -> Result<T, String> {
         Err(format!("found '{}', expected: {expected}", self.text()))
     }
@@ -142,23 +143,24 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// One value, which may be missing.
-    fn text(&mut self) -> Result<Istr, String> {
+    /// Parses a value, which may be missing.
+    fn optional_word(&mut self) -> Result<Istr, String> {
         match self.peek() {
             End | Symbol(",") => Ok(Istr::default()),
             _ => self.expect_word().map(Istr::new),
         }
     }
 
+    /// Parses the value after `=`, `==` or `!=`.
     fn value(&mut self, key: &str) -> Result<Istr, String> {
-        let value = self.text()?;
+        let value = self.optional_word()?;
         check_values(key, slice::from_ref(&value), None)?;
         Ok(value)
     }
 
     /// Parses the number after `>` or `<`.
     fn bound(&mut self, key: &str) -> Result<Istr, String> {
-        let bound = self.text()?;
+        let bound = self.optional_word()?;
         let misuse = number(&bound).is_none().then(|| {
             format!(
                 "values[0]: Invalid value: {bound:?}: for 'Gt', 'Lt' operators, the value must be \

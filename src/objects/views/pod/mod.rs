@@ -86,7 +86,7 @@ pub enum ClaimSource {
 }
 
 impl ClaimVolume {
-    /// The name of the claim, if the volume is one of `pod`.
+    /// Returns the name of the claim, if the volume is one of `pod`.
     /// Upstream: `ephemeral.VolumeClaimName`.
     pub fn claim_of(&self, pod: &Meta) -> Istr {
         match &self.claim {
@@ -223,7 +223,7 @@ impl PodCondition {
 }
 
 impl PodStatus {
-    /// The time since when the condition Ready is true.
+    /// Returns the time since when the condition Ready is true.
     pub fn ready_since(&self) -> Option<Timestamp> {
         self.ready_changed.filter(|_| self.is_ready == Some(true))
     }
@@ -263,14 +263,14 @@ impl Pod {
         self.rare.as_ref().map(|rare| &rare.hostname).filter(|hostname| !hostname.is_empty())
     }
 
-    /// The addresses, in the order of the pod's families; malformed ones are left out.
+    /// Returns the addresses, in the order of the pod's families; malformed ones are left out.
     pub fn ips(&self) -> impl Iterator<Item = IpAddr> + '_ {
         let others = self.rare.iter().flat_map(|rare| rare.ips.iter().copied());
         let single = self.status.ip.map(|bits| IpAddr::V4(Ipv4Addr::from_bits(bits.get())));
         single.into_iter().chain(others)
     }
 
-    /// The node that the pod runs on, or was created for. Upstream: `GetTargetNodeName`.
+    /// Returns the node that the pod runs on, or was created for. Upstream: `GetTargetNodeName`.
     pub fn target_node(&self) -> Option<&Istr> {
         let made_for = || self.rare.as_ref().map(|rare| &rare.target_node);
         let node_name = &self.spec.node_name;
@@ -283,7 +283,7 @@ impl Pod {
         self.rare.as_ref()?.status.as_deref()
     }
 
-    /// The highest restart count of any container, and of any sidecar.
+    /// Returns the highest restart count of any container, and that of any sidecar.
     /// Upstream: `maxContainerRestarts`.
     pub fn max_restarts(&self) -> (i32, i32) {
         self.rare_status().map_or((0, 0), |rare| rare.max_restarts)
@@ -309,7 +309,8 @@ impl Pod {
         self.status.is_ready == Some(true)
     }
 
-    /// Ready for at least `min_ready_seconds` at `now`. Upstream: `podutil.IsPodAvailable`.
+    /// Returns whether the pod has been ready for at least `min_ready_seconds` at `now`. Upstream:
+    /// `podutil.IsPodAvailable`.
     pub fn is_available(&self, min_ready_seconds: i32, now: Timestamp) -> bool {
         let period = std::time::Duration::from_secs(u64::try_from(min_ready_seconds).unwrap_or(0));
         let since = self.status.ready_since();
@@ -322,12 +323,14 @@ impl Pod {
         matches!(self.status.phase, PodPhase::Failed | PodPhase::Succeeded)
     }
 
-    /// Whether no container runs, and none will start. Upstream: `volumeutil.IsPodTerminated`.
+    /// Returns whether no container runs, and none will start. Upstream:
+    /// `volumeutil.IsPodTerminated`.
     pub fn is_terminated(&self) -> bool {
         self.is_terminal() || self.meta.is_being_deleted() && self.status.nothing_runs
     }
 
-    /// The claims of the pod's volumes: the name, and whether the claim is made for the pod.
+    /// Returns the claims of the pod's volumes: the name of each, and whether it is made for the
+    /// pod.
     pub fn claims(&self) -> impl Iterator<Item = (Istr, bool)> + '_ {
         self.spec.shape.claims.iter().map(|ClaimVolume { volume, claim, .. }| match claim {
             ClaimSource::Existing(name) => (name.clone(), false),
@@ -351,7 +354,7 @@ impl Pod {
         !self.is_terminal() && self.meta.is_being_deleted()
     }
 
-    /// The ports with a name: those of containers, then those of sidecars.
+    /// Returns the ports with a name: those of containers, then those of sidecars.
     pub fn named_ports(&self) -> impl Iterator<Item = &NamedPort> {
         let PodShape { ports, sidecars, .. } = &*self.spec.shape;
         ports.iter().chain(sidecars.iter().flat_map(|sidecar| &sidecar.ports))
@@ -374,6 +377,7 @@ pub(super) struct WirePod<S, T> {
 }
 
 impl From<WirePod<WireSpec, WireStatus>> for Pod {
+    /// Keeps of a pod what its readers use, and computes its quota usage.
     fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
         let mut rare = RareFields::default();
         let spec = PodSpec::from_wire(wire.spec, &mut rare);

@@ -119,8 +119,9 @@ struct WirePort {
 }
 
 impl WireContainer {
-    /// Upstream: `podutil.IsRestartableInitContainer`.
-    pub fn runs_on(&self) -> bool {
+    /// Returns whether an init container runs for the life of the pod. Upstream:
+    /// `podutil.IsRestartableInitContainer`.
+    pub fn is_sidecar(&self) -> bool {
         self.restart_policy.as_ref().is_some_and(|policy| *policy == "Always")
     }
 }
@@ -209,7 +210,7 @@ pub(in crate::objects::views) struct WireWeightedTerm {
     pub pod_affinity_term: WireTerm,
 }
 
-/// The named ports.
+/// Returns the ports that have a name.
 fn named_ports(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
     let named = ports.filter(|port| !port.name.is_empty());
     let named = named.map(|WirePort { name, protocol, container_port: number }| {
@@ -231,7 +232,7 @@ impl PodSpec {
             let requests = requests(container.resources);
             containers.push(ContainerRequests { name: container.name, requests });
         }
-        let init = spec.init_containers.into_iter().flatten().filter(WireContainer::runs_on);
+        let init = spec.init_containers.into_iter().flatten().filter(WireContainer::is_sidecar);
         let sidecars = init.map(|WireContainer { name, ports, resources, .. }| Sidecar {
             name,
             requests: requests(resources),

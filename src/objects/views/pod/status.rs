@@ -63,7 +63,8 @@ struct WireTerminated {
 }
 
 impl WireContainerStatus {
-    /// A container runs, or will start: its state says neither "waiting" nor "terminated".
+    /// Returns whether a container runs, or will start: its state says neither "waiting" nor
+    /// "terminated".
     fn runs(&self) -> bool {
         let idle = |state: &WireState| state.waiting.is_some() || state.terminated.is_some();
         !self.state.as_ref().is_some_and(idle)
@@ -74,7 +75,7 @@ impl WireContainerStatus {
     }
 }
 
-/// The latest of `before` and the ends of containers, if every one has an end.
+/// Returns the latest of `before` and the ends of the containers; `None` if one of them has no end.
 fn last_end<'a>(
     before: Option<Timestamp>,
     mut containers: impl Iterator<Item = &'a WireContainerStatus>,
@@ -138,19 +139,19 @@ impl PodStatus {
             ended.collect()
         };
         let sidecars = Lookup::new(sidecars, |sidecar| sidecar.name.as_str());
-        let runs_on = |status: &&WireContainerStatus| sidecars.contains(&status.name);
+        let is_sidecar = |status: &&WireContainerStatus| sidecars.contains(&status.name);
         let restarts = |status: &WireContainerStatus| status.restart_count;
         let claim = status.extended_resource_claim_status;
         let rare_status = RareStatus {
             terminated: [terminated(containers, false), terminated(init, true)].concat().into(),
             finished_at: last_end(
                 last_end(None, containers.iter()),
-                init.iter().filter(|status| runs_on(status)),
+                init.iter().filter(|status| is_sidecar(status)),
             ),
             restarts: containers.iter().chain(init).map(restarts).fold(0, i32::saturating_add),
             max_restarts: (
                 containers.iter().map(restarts).max().unwrap_or(0),
-                init.iter().filter(runs_on).map(restarts).max().unwrap_or(0),
+                init.iter().filter(is_sidecar).map(restarts).max().unwrap_or(0),
             ),
             resource_claims: status.resource_claim_statuses.unwrap_or_default(),
             extended_claim: claim.map(|claim| claim.resource_claim_name),
