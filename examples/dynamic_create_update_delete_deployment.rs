@@ -77,6 +77,7 @@ async fn run(kubeconfig: Option<PathBuf>) -> Result<(), Box<dyn Error + Send + S
     Ok(())
 }
 
+/// Returns the Deployment to create.
 fn deployment() -> Value {
     json!({
         "apiVersion": "apps/v1",
@@ -96,7 +97,8 @@ fn deployment() -> Value {
     })
 }
 
-/// Begins again with the newer object after a conflict. Upstream: `retry.RetryOnConflict`.
+/// Reads the live Deployment, edits it and puts it back; after a conflict it begins again with the
+/// newer object. Upstream: `retry.RetryOnConflict`.
 async fn update(deployments: &Dynamic) -> client::Result<Value> {
     let key = ObjectKey::new(NAMESPACE, NAME);
     loop {

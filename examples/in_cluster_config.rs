@@ -19,6 +19,7 @@ fn main() -> ExitCode {
     task::main(run())
 }
 
+/// Counts the pods of the cluster, and asks for one by its name.
 async fn run() -> Result<()> {
     let client = Client::new(Config::in_cluster()?, SystemClock::shared())?;
     let pods: Vec<Pod> = client.list(None, &ListOptions::default()).await?;

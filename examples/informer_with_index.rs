@@ -47,6 +47,7 @@ fn main() -> ExitCode {
     task::main(run(argh::from_env()))
 }
 
+/// Runs an informer with an index and a handler until the stop.
 async fn run(args: Args) -> Result<(), Box<dyn Error + Send + Sync>> {
     let stop = task::stop_on_signal()?;
     let clock = SystemClock::shared();
@@ -83,6 +84,7 @@ struct ShowNodes {
 }
 
 impl ShowNodes {
+    /// Prints what happened to a pod, and the pods of its node.
     fn show(&self, pod: &Pod, what: &str) {
         if !pod.spec.node_name.is_empty() {
             let on = pods_on(&self.pods, &pod.spec.node_name);

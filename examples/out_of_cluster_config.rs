@@ -32,6 +32,7 @@ fn main() -> ExitCode {
     task::main(run(kubeconfig))
 }
 
+/// Counts the pods of the cluster, and asks for one by its name.
 async fn run(kubeconfig: PathBuf) -> Result<()> {
     // The kubeconfig's own address and current context. `Config` has more fields: rate, burst,
     // User-Agent, proxy.

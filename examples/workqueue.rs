@@ -119,8 +119,8 @@ async fn work(pods: Lister<Pod>, queue: RateLimitingQueue<ObjectKey>) {
     }
 }
 
-/// Contains the business logic. A pod that does not run yet is a failure, to show the retries. A
-/// pod that does not run yet is a failure, to show the retries.
+/// Contains the business logic: prints the pod. A pod that does not run yet is a failure, to show
+/// the retries.
 fn sync(pods: &Lister<Pod>, key: &ObjectKey) -> Result<(), &'static str> {
     let Some(pod) = pods.get(key) else {
         println!("Pod {key} does not exist anymore");

@@ -82,6 +82,7 @@ pub struct Comprehension {
 }
 
 impl Expr {
+    /// Makes an expression, and computes its depth from those of its children.
     pub fn new(id: Id, node: Node) -> Expr {
         let mut deepest = 0;
         node.children(&mut |child| deepest = deepest.max(child.depth));

@@ -17,7 +17,8 @@ impl Types {
     }
 }
 
-/// Returns the types, or all issues in the order in which they were found.
+/// Checks a parsed expression. Returns the types of its nodes, or all issues in the order in which
+/// they were found.
 pub fn check(parsed: &Parsed, environment: &Environment) -> Result<Types, Vec<Issue>> {
     let mut checker = Checker {
         environment,
@@ -35,6 +36,7 @@ pub fn check(parsed: &Parsed, environment: &Environment) -> Result<Types, Vec<Is
     Ok(Types(checker.types.iter().map(|of| known.finish(of)).collect()))
 }
 
+/// Finds the types of one expression's nodes, and collects the issues.
 struct Checker<'a> {
     environment: &'a Environment,
     positions: &'a [u32],
@@ -54,16 +56,18 @@ impl<'a> Checker<'a> {
         self.issues.push(Issue { offset: Some(self.positions[id as usize]), message });
     }
 
-    fn mismatch(&mut self, at: &Expr, expected: &Type, found: &Type) {
+    /// Reports an expression whose type is not the expected one.
+    fn report_mismatch(&mut self, at: &Expr, expected: &Type, found: &Type) {
         self.report(at.id, format!("expected type '{expected}' but found '{found}'"));
     }
 
-    fn undeclared(&mut self, id: Id, name: &str) -> Type {
+    /// Reports a name that is not declared, and returns the type of an error.
+    fn report_undeclared(&mut self, id: Id, name: &str) -> Type {
         self.report(id, format!("undeclared reference to '{name}' (in container '')"));
         Type::Error
     }
 
-    /// Checks `expr` and records its type.
+    /// Checks `expr`, records its type and returns it.
     fn check(&mut self, expr: &'a Expr) -> Type {
         let found = match &expr.node {
             Node::Literal(literal) => match literal {
@@ -77,7 +81,7 @@ impl<'a> Checker<'a> {
             },
             Node::Ident(name) => match self.lookup(name) {
                 Some(found) => found,
-                None => self.undeclared(expr.id, name),
+                None => self.report_undeclared(expr.id, name),
             },
             Node::Select { operand, field, test_only } => {
                 self.check_select(expr, operand, field, *test_only)
@@ -175,6 +179,7 @@ impl<'a> Checker<'a> {
         target: Option<&'a Expr>,
         args: &'a [Expr],
     ) -> Type {
+        // `operand.?field`: the field's name is the text of a literal.
         if let ("_?._", [operand, Expr { node: Node::Literal(Literal::String(field)), .. }]) =
             (function, args)
         {
@@ -187,7 +192,7 @@ impl<'a> Checker<'a> {
         let overloads_of = |name: &str| library::overloads(name.strip_prefix('.').unwrap_or(name));
         let Some(target) = target else {
             return match overloads_of(function) {
-                [] => self.undeclared(expr.id, function),
+                [] => self.report_undeclared(expr.id, function),
                 overloads => self.resolve(expr, function, overloads, None, args),
             };
         };
@@ -201,7 +206,7 @@ impl<'a> Checker<'a> {
         }
         self.check(target);
         match overloads_of(function) {
-            [] => self.undeclared(expr.id, function),
+            [] => self.report_undeclared(expr.id, function),
             overloads => self.resolve(expr, function, overloads, Some(target), args),
         }
     }
@@ -255,7 +260,7 @@ impl<'a> Checker<'a> {
         for arg in args {
             let found = self.type_of(arg);
             if !self.known.assign(&found, &Type::Bool) {
-                self.mismatch(arg, &Type::Bool, &found);
+                self.report_mismatch(arg, &Type::Bool, &found);
                 result = Type::Error;
             }
         }
@@ -263,12 +268,12 @@ impl<'a> Checker<'a> {
     }
 
     /// Returns the type inside an optional element. An element that is not optional is an issue.
-    fn unwrapped(&mut self, value: &Expr, found: Type) -> Type {
+    fn unwrap_element(&mut self, value: &Expr, found: Type) -> Type {
         if let Some(inner) = found.unwrap_optional() {
             return inner.clone();
         }
         if !found.is_dyn() {
-            self.mismatch(value, &Type::optional(found.clone()), &found);
+            self.report_mismatch(value, &Type::optional(found.clone()), &found);
         }
         found
     }
@@ -280,7 +285,7 @@ impl<'a> Checker<'a> {
         for Element { value, optional } in elements {
             let mut found = self.check(value);
             if *optional {
-                found = self.unwrapped(value, found);
+                found = self.unwrap_element(value, found);
             }
             joined = Some(self.join(joined, found));
         }
@@ -295,7 +300,7 @@ impl<'a> Checker<'a> {
             joined.0 = Some(self.join(joined.0, found));
             let mut found = self.check(value);
             if *optional {
-                found = self.unwrapped(value, found);
+                found = self.unwrap_element(value, found);
             }
             joined.1 = Some(self.join(joined.1, found));
         }
@@ -319,7 +324,7 @@ impl<'a> Checker<'a> {
 
     /// Checks a message literal, and returns its type. Upstream: `checkCreateStruct`.
     fn check_struct(&mut self, expr: &Expr, name: &str, fields: &'a [Field]) -> Type {
-        let Some(named) = self.lookup(name) else { return self.undeclared(expr.id, name) };
+        let Some(named) = self.lookup(name) else { return self.report_undeclared(expr.id, name) };
         let result = match named {
             Type::Kind(Some(of)) => match &*of {
                 Type::Struct(_) | Type::Timestamp | Type::Duration | Type::Null => (*of).clone(),
@@ -338,7 +343,7 @@ impl<'a> Checker<'a> {
             let mut found = self.check(value);
             let wanted = self.field_type(*id, &result, name);
             if *optional {
-                found = self.unwrapped(value, found);
+                found = self.unwrap_element(value, found);
             }
             if !self.known.assign(&wanted, &found) {
                 let message = format!(
@@ -394,7 +399,7 @@ impl<'a> Checker<'a> {
     fn assert(&mut self, expr: &Expr, wanted: &Type) {
         let found = self.type_of(expr);
         if !self.known.assign(wanted, &found) {
-            self.mismatch(expr, wanted, &found);
+            self.report_mismatch(expr, wanted, &found);
         }
     }
 }

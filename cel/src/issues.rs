@@ -38,6 +38,7 @@ fn display_one(lines: &[&str], issue: &Issue) -> String {
     if snippet.len() > LONGEST_SNIPPET {
         return text;
     }
+    // As upstream, the pointer has wide signs below wide characters, so that columns match.
     let wide = |character: Option<char>| character.is_some_and(|c| c.len_utf8() > 1);
     let mut characters = snippet.chars();
     let mut pointer = String::new();

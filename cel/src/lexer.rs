@@ -72,6 +72,7 @@ impl Lexer {
         }
     }
 
+    /// Takes the characters up to the first that is not wanted.
     fn take_while(&mut self, wanted: impl Fn(char) -> bool) -> String {
         let start = self.at;
         while self.at < self.source.len() && wanted(self.source[self.at]) {
@@ -195,7 +196,8 @@ impl Lexer {
         Ok(if bytes { Token::Bytes(octets) } else { Token::String(text) })
     }
 
-    /// Reads the escape sequence after a backslash.
+    /// Reads the escape sequence after a backslash. `bytes`: in a literal of bytes, where an escape
+    /// stands for an octet.
     fn escaped(&mut self, bytes: bool) -> Result<char, &'static str> {
         const BAD: &str = "Syntax error: token recognition error: invalid escape sequence";
         let letter = self.peek(0);

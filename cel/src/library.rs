@@ -24,16 +24,16 @@ impl Overload {
             return (self.args.clone(), self.result.clone());
         }
         let fresh: Vec<u32> = (0..self.params).map(|_| known.fresh()).collect();
-        let args = self.args.iter().map(|arg| renamed(arg, &fresh)).collect();
-        (args, renamed(&self.result, &fresh))
+        let args = self.args.iter().map(|arg| rename_params(arg, &fresh)).collect();
+        (args, rename_params(&self.result, &fresh))
     }
 }
 
 /// Returns `of` with its parameters replaced by those of these numbers.
-fn renamed(of: &Type, names: &[u32]) -> Type {
+fn rename_params(of: &Type, names: &[u32]) -> Type {
     match of {
         Type::Param(n) => Type::Param(names[*n as usize]),
-        other => other.map_params(&mut |inner| renamed(inner, names)),
+        other => other.map_params(&mut |inner| rename_params(inner, names)),
     }
 }
 

@@ -17,7 +17,8 @@ const SORT_INPUT: &str = "@__sortBy_input__";
 const NO_NAME: &str = "argument must be a simple name";
 const NO_IDENTIFIER: &str = "argument is not an identifier";
 
-/// Makes `function(args)`, whose bracket is at `at`.
+/// Makes `function(args)`, whose bracket is at `at`; `has(a.b)`, the only global macro, becomes a
+/// test of the field.
 pub fn global_call(
     nodes: &mut Nodes,
     at: u32,
@@ -68,6 +69,7 @@ pub fn member_call(
 /// The variables of a comprehension: one or two.
 type Variables = (String, Option<String>);
 
+/// Makes the nodes of a macro's expansion, all at the position of the call.
 struct Make<'a> {
     nodes: &'a mut Nodes,
     at: u32,
@@ -267,6 +269,7 @@ impl Make<'_> {
         self.nodes.call(self.at, function, args)
     }
 
+    /// Makes the call `target.function(args)`.
     fn member(&mut self, target: Expr, function: &str, args: Vec<Expr>) -> Expr {
         let (function, target) = (function.to_owned(), Some(Box::new(target)));
         self.node(Node::Call { function, target, args })
@@ -276,6 +279,7 @@ impl Make<'_> {
         self.node(Node::Literal(literal))
     }
 
+    /// Makes a reference to the accumulator.
     fn accu(&mut self) -> Expr {
         self.node(Node::Ident(ACCUMULATOR.to_owned()))
     }
@@ -283,7 +287,7 @@ impl Make<'_> {
     /// Returns the name of the only variable of a macro.
     fn one_variable(&self, arg: &Expr) -> Result<String> {
         let name = self.variable(arg, NO_IDENTIFIER)?;
-        self.not_accumulator(arg, &name)?;
+        self.refuse_accumulator(arg, &name)?;
         Ok(name)
     }
 
@@ -300,7 +304,7 @@ impl Make<'_> {
             return self.fail(&args[1], format!("duplicate variable name: {var}"));
         }
         for (arg, name) in args.iter().zip([Some(&var), var2.as_ref()].into_iter().flatten()) {
-            self.not_accumulator(arg, name)?;
+            self.refuse_accumulator(arg, name)?;
         }
         Ok(((var, var2), rest))
     }
@@ -313,8 +317,8 @@ impl Make<'_> {
         }
     }
 
-    /// Refuses a variable with the name of the macros' own.
-    fn not_accumulator(&self, arg: &Expr, name: &str) -> Result<()> {
+    /// Refuses a variable with a name that the macros use themselves.
+    fn refuse_accumulator(&self, arg: &Expr, name: &str) -> Result<()> {
         match name {
             ACCUMULATOR | OLD_ACCUMULATOR => {
                 self.fail(arg, "iteration variable overwrites accumulator variable".to_owned())

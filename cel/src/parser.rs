@@ -112,7 +112,7 @@ struct Parser {
 
 impl Parser {
     /// Checks that recursion over `expr` is safe.
-    fn bounded(&self, expr: Expr) -> Result<Expr> {
+    fn check_bounds(&self, expr: Expr) -> Result<Expr> {
         if expr.depth > MAX_DEPTH || self.nodes.count() > MAX_NODES {
             return fail_whole("max recursion depth exceeded".to_owned());
         }
@@ -183,10 +183,11 @@ impl Parser {
             result = self.nodes.call(offset, "_?_:_", vec![result, yes, no]);
         }
         self.nesting -= 1;
-        self.bounded(result)
+        self.check_bounds(result)
     }
 
-    /// Operands and binary operators. They have stacks of their own, so only brackets recurse.
+    /// Parses operands and binary operators. They have stacks of their own, so only brackets
+    /// recurse.
     fn operation(&mut self) -> Result<Expr> {
         let mut operands = vec![self.unary()?];
         let mut operators: Vec<(Operator, u32)> = Vec::new();
@@ -201,6 +202,7 @@ impl Parser {
         Ok(operands.remove(0))
     }
 
+    /// Returns the binary operator that is next, if one is.
     fn operator(&self) -> Option<Operator> {
         let Token::Symbol(symbol) = self.peek() else { return None };
         OPERATORS.iter().find(|operator| operator.symbol == *symbol).copied()
@@ -215,22 +217,24 @@ impl Parser {
         binds: u8,
     ) -> Result<()> {
         while let Some((top, _)) = operators.last().copied() {
-            let balanced = top.binds <= LOGIC;
-            if top.binds < binds || (balanced && top.binds == binds) {
+            let is_associative = top.binds <= LOGIC;
+            if top.binds < binds || (is_associative && top.binds == binds) {
                 break;
             }
             let same = |(operator, _): &&(Operator, u32)| operator.binds == top.binds;
-            let count = if balanced { operators.iter().rev().take_while(same).count() } else { 1 };
+            let count =
+                if is_associative { operators.iter().rev().take_while(same).count() } else { 1 };
             let offsets = operators.split_off(operators.len() - count);
             let mut terms = operands.split_off(operands.len() - count - 1).into_iter();
-            let call = self.balanced(&mut terms, &offsets);
-            operands.push(self.bounded(call)?);
+            let call = self.balanced_call(&mut terms, &offsets);
+            operands.push(self.check_bounds(call)?);
         }
         Ok(())
     }
 
-    /// Builds a tree of minimal depth, of terms in their order.
-    fn balanced(
+    /// Builds a tree of calls of minimal depth, of terms in their order. There is one more term
+    /// than operators.
+    fn balanced_call(
         &mut self,
         terms: &mut std::vec::IntoIter<Expr>,
         operators: &[(Operator, u32)],
@@ -239,8 +243,8 @@ impl Parser {
         let Some(&(operator, offset)) = operators.get(middle) else {
             return terms.next().expect("one more term than operators");
         };
-        let left = self.balanced(terms, &operators[..middle]);
-        let right = self.balanced(terms, &operators[middle + 1..]);
+        let left = self.balanced_call(terms, &operators[..middle]);
+        let right = self.balanced_call(terms, &operators[middle + 1..]);
         self.nodes.call(offset, operator.function, vec![left, right])
     }
 
@@ -301,7 +305,7 @@ impl Parser {
             } else {
                 return Ok(result);
             }
-            result = self.bounded(result)?;
+            result = self.check_bounds(result)?;
         }
     }
 

@@ -273,6 +273,7 @@ impl Substitutions {
         false
     }
 
+    /// Tests whether `this` fits its place, and binds parameters if it does.
     pub fn assign(&mut self, this: &Type, place: &Type) -> bool {
         self.assign_all(std::slice::from_ref(this), std::slice::from_ref(place))
     }
@@ -286,6 +287,7 @@ impl Substitutions {
     /// parameters on the way.
     fn fits(&mut self, this: &Type, place: &Type) -> bool {
         if !self.step() {
+            // After too many steps everything fits.
             return true;
         }
         if let Type::Param(param) = place {
@@ -310,7 +312,8 @@ impl Substitutions {
         }
     }
 
-    /// Tests whether `param` may stand for `this`, and whether it was bound before.
+    /// Tests whether `param` may stand for `this`, and binds it if so. Returns this, and whether
+    /// `param` was bound before.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);

@@ -9,11 +9,11 @@ use super::issues::Issue;
 use super::parser::Parsed;
 use super::types::Type;
 
-/// Returns what the checker accepts and Kubernetes refuses.
+/// Returns issues of what the checker accepts and Kubernetes refuses.
 pub fn validate(parsed: &Parsed, types: &Types) -> Vec<Issue> {
     let mut validator = Validator { parsed, types, issues: Vec::new() };
-    validator.literals(&parsed.expr, false);
-    validator.formats(&parsed.expr);
+    validator.check_literals(&parsed.expr, false);
+    validator.check_formats(&parsed.expr);
     validator.issues
 }
 
@@ -29,13 +29,13 @@ impl Validator<'_> {
         self.issues.push(Issue { offset, message });
     }
 
-    fn mismatch(&mut self, at: &Expr, expected: &Type, found: &Type) {
+    fn report_mismatch(&mut self, at: &Expr, expected: &Type, found: &Type) {
         self.report(at, format!("expected type '{expected}' but found '{found}'"));
     }
 
-    /// Reports literals of lists and maps whose elements have different types. The arguments of a
-    /// format may be of any types.
-    fn literals(&mut self, expr: &Expr, exempt: bool) {
+    /// Reports literals of lists and maps whose elements have different types. `exempt`: within the
+    /// arguments of a format, which may be of any types.
+    fn check_literals(&mut self, expr: &Expr, exempt: bool) {
         let exempt =
             exempt || matches!(&expr.node, Node::Call { function, .. } if function == "format");
         match &expr.node {
@@ -48,7 +48,7 @@ impl Validator<'_> {
                 let other = values.find(|element| Some(of(element)) != first);
                 if let (Some(first), Some(other)) = (first, other) {
                     let found = of(other);
-                    self.mismatch(&other.value, &first, &found);
+                    self.report_mismatch(&other.value, &first, &found);
                 }
             }
             Node::Map(entries) if !exempt => {
@@ -60,10 +60,10 @@ impl Validator<'_> {
                         None => first = Some((key, value)),
                         Some((keys, values)) => {
                             if *keys != key {
-                                self.mismatch(&entry.key, keys, &key);
+                                self.report_mismatch(&entry.key, keys, &key);
                             }
                             if *values != value {
-                                self.mismatch(&entry.value, values, &value);
+                                self.report_mismatch(&entry.value, values, &value);
                             }
                         }
                     }
@@ -71,11 +71,11 @@ impl Validator<'_> {
             }
             _ => {}
         }
-        expr.node.children(&mut |child| self.literals(child, exempt));
+        expr.node.children(&mut |child| self.check_literals(child, exempt));
     }
 
     /// Checks formats that are string literals with a literal list of arguments.
-    fn formats(&mut self, expr: &Expr) {
+    fn check_formats(&mut self, expr: &Expr) {
         if let Node::Call { function, target: Some(target), args } = &expr.node
             && function == "format"
             && let Node::Literal(Literal::String(format)) = &target.node
@@ -84,17 +84,17 @@ impl Validator<'_> {
             let mut values = elements.iter().map(|element| &element.value);
             for clause in clauses(format) {
                 let Some(value) = values.next() else { break };
-                if let Err((at, message)) = self.clause(clause, value) {
+                if let Err((at, message)) = self.check_clause(clause, value) {
                     self.report(at, format!("error during formatting: {message}"));
                     break;
                 }
             }
         }
-        expr.node.children(&mut |child| self.formats(child));
+        expr.node.children(&mut |child| self.check_formats(child));
     }
 
     /// Checks that a clause of a format can print `value`. The error has the expression at fault.
-    fn clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
+    fn check_clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
         let of = self.types.type_of(value);
         let (fits, wanted) = match clause {
             's' => {
@@ -129,6 +129,7 @@ impl Validator<'_> {
                 matches!(of, Type::Int | Type::Uint | Type::Bool),
                 "only integers and bools can be formatted as binary",
             ),
+            // `x` and `X`.
             _ => (
                 matches!(of, Type::Int | Type::Uint | Type::String | Type::Bytes),
                 "only integers, byte buffers, and strings can be formatted as hex",

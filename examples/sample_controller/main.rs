@@ -166,6 +166,7 @@ fn wire(c: &mut Controller) {
     c.sync(queue, &this, FooController::sync);
 }
 
+/// Carries out the steps for each Foo; `wire` makes it.
 struct FooController {
     client: Client,
     recorder: Recorder,
@@ -214,8 +215,8 @@ impl FooController {
                 self.client.update_status(&*foo, &status).await?;
                 "status"
             }
-            Step::Delete(own) => {
-                let delete = Delete::background().uid(own.uid.clone());
+            Step::Delete(controlled) => {
+                let delete = Delete::background().uid(controlled.uid.clone());
                 self.client.delete::<Deployment>(&name, delete).await?;
                 "delete"
             }
@@ -248,24 +249,25 @@ enum Step<'a> {
 /// a test is a table of its arguments.
 fn decide<'a>(foo: &Foo, deployment: Option<&'a Deployment>) -> Step<'a> {
     let has_finalizer = foo.meta.has_finalizer(FINALIZER);
-    let own = deployment.filter(|it| it.meta.is_controlled_by(&foo.meta.uid));
+    let controlled = deployment.filter(|it| it.meta.is_controlled_by(&foo.meta.uid));
     if foo.meta.is_being_deleted() {
         // The Foo is gone only when its Deployment is.
-        return match own {
+        return match controlled {
             _ if !has_finalizer => Step::Nothing,
-            Some(own) if own.meta.is_being_deleted() => Step::Nothing,
-            Some(own) => Step::Delete(&own.meta),
+            Some(controlled) if controlled.meta.is_being_deleted() => Step::Nothing,
+            Some(controlled) => Step::Delete(&controlled.meta),
             None => Step::RemoveFinalizer,
         };
     }
     if !has_finalizer {
         return Step::AddFinalizer;
     }
-    let Some(own) = own else {
+    let Some(controlled) = controlled else {
         return if deployment.is_some() { Step::Refuse } else { Step::Create };
     };
-    let status = FooStatus { available_replicas: own.status.available_replicas.unwrap_or(0) };
-    match own.replicas() == foo.spec.replicas {
+    let status =
+        FooStatus { available_replicas: controlled.status.available_replicas.unwrap_or(0) };
+    match controlled.replicas() == foo.spec.replicas {
         false => Step::Scale,
         true if status != foo.status => Step::Report(status),
         true => Step::Nothing,

@@ -19,6 +19,7 @@ fn read(pieces: &[&[u8]]) -> Option<(String, Vec<u8>)> {
     })
 }
 
+/// Checks that a head is read the same, however the answer is cut.
 pub fn target(input: &[u8]) {
     let (seed, answer) = parameters(input);
     let whole = read(&[answer]);

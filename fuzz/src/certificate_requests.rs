@@ -31,6 +31,7 @@ fn check_request(request: &CertificateRequest) {
     }
 }
 
+/// Checks that all parts of a parsed certificate can be read.
 fn check_certificate(certificate: &x509::Certificate) {
     assert!(!certificate.subject().is_empty() && !certificate.public_key().is_empty());
     certificate.subject_key_id();

@@ -33,6 +33,8 @@ fn encode(pieces: &[&[u8]]) -> Vec<u8> {
     coded
 }
 
+/// Checks that a body is decoded the same, however it is cut, and that an encoded one is decoded to
+/// itself.
 pub fn target(input: &[u8]) {
     let (seed, body) = parameters(input);
     assert_eq!(decode(&cut(seed, body)), decode(&[body]));

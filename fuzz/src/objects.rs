@@ -42,6 +42,7 @@ impl Both {
         Some(Both { json: Encoded::json(json), protobuf: Encoded::protobuf(&message[..]) })
     }
 
+    /// Checks that both encodings give equal views, or that neither gives one.
     fn check<V: Object + Debug + PartialEq>(&self) {
         let text = String::from_utf8_lossy(&self.json.bytes);
         match (self.json.decode::<V>(), self.protobuf.decode::<V>()) {

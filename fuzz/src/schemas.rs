@@ -41,6 +41,7 @@ pub fn object(schema: &Value, choices: &mut Unstructured<'_>) -> Result<Value> {
     Generator { root: schema, choices }.value(schema, 0)
 }
 
+/// Generates parts of an object by the definitions in `root`, as `choices` decides.
 struct Generator<'a, 'c, 'i> {
     root: &'a Value,
     choices: &'c mut Unstructured<'i>,
@@ -113,6 +114,7 @@ impl<'a> Generator<'a, '_, '_> {
         Ok(Timestamp::from_micros(seconds * 1_000_000 + micros))
     }
 
+    /// Generates a list of a few items; it is empty beyond [`MAX_DEPTH`].
     fn list(&mut self, part: &'a Value, depth: usize) -> Result<Value> {
         let mut items = Vec::new();
         while depth < MAX_DEPTH && items.len() < MAX_ITEMS && self.more()? {

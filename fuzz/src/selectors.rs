@@ -3,6 +3,7 @@
 
 use kube_controller_manager::objects::{LabelSelector, Labels, Selector};
 
+/// Checks that a selector's text is parsed to a selector that prints and matches the same.
 fn check(selector: &Selector) {
     let text = selector.to_string();
     let again: Selector = text.parse().unwrap_or_else(|error| panic!("{text:?}: {error}"));

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 const STEPS: usize = 64;
 const STEP: Duration = Duration::from_secs(300);
 
+/// A sandbox, its clock and the state with which each input begins.
 pub struct World {
     pub sandbox: Sandbox,
     pub clock: Arc<FakeClock>,

@@ -140,6 +140,7 @@ impl Channel {
         answer(name(method), sent.map_err(lost)?).await
     }
 
+    /// Returns the open connection, or a new one.
     async fn connection(&self) -> Result<SendRequest<Full<Bytes>>, Error> {
         let open = self.shared.connection.lock().clone();
         match open.filter(|connection| !connection.is_closed()) {

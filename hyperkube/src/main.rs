@@ -57,6 +57,7 @@ enum Choice<'a> {
     Unknown(&'a str),
 }
 
+/// Returns the part of this name or alias.
 fn part(name: &str) -> Option<&'static Part> {
     PARTS.iter().find(|part| part.name == name || part.alias == Some(name))
 }

@@ -109,6 +109,7 @@ impl<'a> Profile<'a> {
 
     /// Encodes the profile as protobuf.
     fn message(&self) -> Vec<u8> {
+        // The numbers are those of the fields in `profile.proto`, whose first string must be empty.
         let mut strings = Strings::default();
         strings.id("");
         let mut out = Message::default();
@@ -257,6 +258,7 @@ impl Message {
         self.bytes(field, &message.0);
     }
 
+    /// Writes a repeated field of numbers.
     fn packed(&mut self, field: u64, numbers: impl Iterator<Item = u64>) {
         let mut inner = Message::default();
         numbers.for_each(|number| inner.varint(number));

@@ -80,6 +80,7 @@ impl Sampler {
         WALKER.get_or_init(Walker::new);
         LOST.store(0, Ordering::Relaxed);
         let mut sampler = Sampler { stacks: Stacks::new() };
+        // The last signals of an earlier profile may have left samples.
         sampler.drain();
         sampler.stacks.clear();
         install_handler();

@@ -29,7 +29,7 @@ impl Walker {
     /// Knows the code that is loaded now. Allocates; not for signal handlers.
     pub fn new() -> Walker {
         let mut unwinder = UnwinderNative::new();
-        loaded().into_iter().for_each(|module| unwinder.add_module(module));
+        loaded_modules().into_iter().for_each(|module| unwinder.add_module(module));
         Walker { unwinder, cache: Mutex::new(CacheNative::default()) }
     }
 
@@ -121,11 +121,11 @@ impl StackReader {
 }
 
 /// Lists the code that is loaded now, with its tables.
-fn loaded() -> Vec<Module<Tables>> {
+fn loaded_modules() -> Vec<Module<Tables>> {
     /// Adds the code of one loaded file to `list`, if it has tables for unwinding.
     ///
     /// # Safety
-    /// `info` is what `dl_iterate_phdr` passes, and `list` what [`loaded`] gives it.
+    /// `info` is what `dl_iterate_phdr` passes, and `list` what [`loaded_modules`] gives it.
     unsafe extern "C" fn add_modules(
         info: *mut libc::dl_phdr_info,
         _: libc::size_t,

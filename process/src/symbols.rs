@@ -116,6 +116,7 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
         let (size, count) = (header.number_at(pick(size), 2)?, header.number_at(pick(count), 2)?);
         Some((offset, size, count))
     };
+    // The tables of program headers and of section headers, by `e_phoff` and `e_shoff`.
     let (Some(segments), Some(sections)) =
         (table((32, 28), (54, 42), (56, 44)), table((40, 32), (58, 46), (60, 48)))
     else {

@@ -101,6 +101,7 @@ fn class(bytes: usize) -> Option<usize> {
     }
 }
 
+/// Returns the size of the blocks of a class, in bytes.
 fn size(class: usize) -> usize {
     usize::from(UNITS[class]) * UNIT - OVERHEAD
 }
