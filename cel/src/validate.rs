@@ -41,13 +41,13 @@ impl Validator<'_> {
         match &expr.node {
             Node::List(elements) if !exempt => {
                 let mut values = elements.iter();
-                let of = |element: &super::ast::Element| {
+                let type_in_list = |element: &super::ast::Element| {
                     element_type(self.types.type_of(&element.value), element.optional)
                 };
-                let first = values.next().map(of);
-                let other = values.find(|element| Some(of(element)) != first);
+                let first = values.next().map(type_in_list);
+                let other = values.find(|element| Some(type_in_list(element)) != first);
                 if let (Some(first), Some(other)) = (first, other) {
-                    let found = of(other);
+                    let found = type_in_list(other);
                     self.report_mismatch(&other.value, &first, &found);
                 }
             }
@@ -95,7 +95,7 @@ impl Validator<'_> {
 
     /// Checks that a clause of a format can print `value`. The error has the expression at fault.
     fn check_clause<'e>(&self, clause: char, value: &'e Expr) -> Result<(), (&'e Expr, String)> {
-        let of = self.types.type_of(value);
+        let found = self.types.type_of(value);
         let (fits, wanted) = match clause {
             's' => {
                 return match self.unprintable(value) {
@@ -111,34 +111,35 @@ impl Validator<'_> {
                 };
             }
             'd' => (
-                matches!(of, Type::Int | Type::Uint),
+                matches!(found, Type::Int | Type::Uint),
                 "decimal clause can only be used on integers",
             ),
-            'o' => {
-                (matches!(of, Type::Int | Type::Uint), "octal clause can only be used on integers")
-            }
+            'o' => (
+                matches!(found, Type::Int | Type::Uint),
+                "octal clause can only be used on integers",
+            ),
             'f' => (
-                matches!(of, Type::Double | Type::String),
+                matches!(found, Type::Double | Type::String),
                 "fixed-point clause can only be used on doubles",
             ),
             'e' => (
-                matches!(of, Type::Double | Type::String),
+                matches!(found, Type::Double | Type::String),
                 "scientific clause can only be used on doubles",
             ),
             'b' => (
-                matches!(of, Type::Int | Type::Uint | Type::Bool),
+                matches!(found, Type::Int | Type::Uint | Type::Bool),
                 "only integers and bools can be formatted as binary",
             ),
             // `x` and `X`.
             _ => (
-                matches!(of, Type::Int | Type::Uint | Type::String | Type::Bytes),
+                matches!(found, Type::Int | Type::Uint | Type::String | Type::Bytes),
                 "only integers, byte buffers, and strings can be formatted as hex",
             ),
         };
-        if fits || *of == Type::Dyn {
+        if fits || *found == Type::Dyn {
             return Ok(());
         }
-        Err((value, format!("{wanted}, was given {}", of.name())))
+        Err((value, format!("{wanted}, was given {}", found.name())))
     }
 
     /// Finds the first part of `value` that a string clause cannot print.

@@ -151,7 +151,7 @@ impl<'a> Profile<'a> {
             out.message(3, &message);
         }
         let mut functions: HashMap<(&str, &str), u64> = HashMap::new();
-        let mut named = Vec::new();
+        let mut named_functions = Vec::new();
         for (id, frame) in (1..).zip(found) {
             let mut location = Message::default();
             location.number(1, id);
@@ -166,8 +166,8 @@ impl<'a> Profile<'a> {
             if !frame.function.is_empty() {
                 let key = (frame.function.as_str(), frame.file.as_str());
                 let function = *functions.entry(key).or_insert_with(|| {
-                    named.push(key);
-                    named.len() as u64
+                    named_functions.push(key);
+                    named_functions.len() as u64
                 });
                 let mut line = Message::default();
                 line.number(1, function);
@@ -176,7 +176,7 @@ impl<'a> Profile<'a> {
             }
             out.message(4, &location);
         }
-        for (id, (name, file)) in (1..).zip(named) {
+        for (id, (name, file)) in (1..).zip(named_functions) {
             let mut function = Message::default();
             function.number(1, id);
             // Both the same: the reader demangles the name.

@@ -138,7 +138,7 @@ impl RunningControllers {
         ("cloud-node-lifecycle-controller", "cloud-node-lifecycle"),
     ];
 
-    /// Sets whether a controller of [`NAMES`](Self::NAMES) runs in this manager; others have no
+    /// Sets whether a controller of `NAMES` runs in this manager; others have no
     /// such metric.
     pub fn set(manager: &str, controller: &str, runs: bool) {
         let entry = Self::NAMES.iter().find(|(name, _)| *name == controller);

@@ -26,7 +26,7 @@ pub trait TokenSource: Send + Sync + 'static {
 pub trait Connection: Send + Sync + 'static {
     /// A client under our own credentials, with a rate limit of its own.
     fn client(&self, user_agent: &str) -> Client;
-    /// A client whose only credentials are the source's tokens.
+    /// Makes a client whose only credentials are the source's tokens.
     ///
     /// # Errors
     /// When the CA certificates for the server cannot be read.

@@ -130,7 +130,7 @@ impl LeaderMigration {
         }
     }
 
-    /// The form in `/configz`.
+    /// Returns the form in `/configz`.
     pub fn configz(&self) -> Value {
         json!({
             "leaderName": self.leader_name,

@@ -65,7 +65,7 @@ const ELECTION_TOLERANCE: Duration = Duration::from_secs(20);
 /// costs a fifth more CPU: see `docs/performance.md`.
 pub const THREADS: usize = 1;
 
-/// The program: does what its arguments ask for. Call it once, from no task.
+/// Runs the program: does what its arguments ask for. Call it once, from no task.
 pub fn main(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(options)) => task::run(THREADS, run(options, connect::connect)),

@@ -14,22 +14,22 @@ use crate::options::{Options, Release, validate};
 /// A manager: its controllers, and what it shows of its flags. The flags that all managers have are
 /// in [`Options`], which names the manager.
 pub trait Program: Send + Sync + 'static {
-    /// The crate whose log follows `-v`.
+    /// Returns the crate whose log follows `-v`.
     fn log_target(&self) -> &'static str;
 
-    /// In the order in which they start.
+    /// Returns the controllers in the order in which they start.
     fn controllers(&self) -> &[Descriptor];
 
-    /// The faults of the flags, a line each.
+    /// Returns the faults of the flags, a line each.
     fn problems(&self, options: &Options) -> Vec<String>;
 
-    /// What the log says of flags that are accepted, a line each.
+    /// Returns what the log says of flags that are accepted, a line each.
     fn notices(&self, options: &Options) -> Vec<String>;
 
-    /// Each flag's name and its value as pflag shows it.
+    /// Returns each flag's name and its value as pflag shows it.
     fn flags(&self, options: &Options) -> Vec<(String, String)>;
 
-    /// The content of `/configz`.
+    /// Returns the content of `/configz`.
     fn configz(
         &self,
         options: &Options,
@@ -37,7 +37,8 @@ pub trait Program: Send + Sync + 'static {
         release: Release,
     ) -> Value;
 
-    /// For the controllers' constructors: see [`Controller::extension`].
+    /// Returns what the controllers' constructors need beside the options: see
+    /// [`Controller::extension`].
     fn extension(&self) -> Option<Arc<dyn Any + Send + Sync>> {
         None
     }

@@ -11,7 +11,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// The name in `--help` and metrics. Upstream: `featuregate.prerelease`.
+    /// Returns the name in `--help` and metrics. Upstream: `featuregate.prerelease`.
     pub fn name(self) -> &'static str {
         match self {
             Stage::Alpha => "ALPHA",

@@ -251,10 +251,11 @@ fn metrics(o: &Options, faults: &mut Faults) {
         ),
     );
     for name in &o.disabled_metrics {
-        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
-        let good = name.starts_with(|c| fits(c) && !c.is_ascii_digit()) && name.chars().all(fits);
+        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | ':');
+        let is_valid = name.starts_with(|c| is_allowed(c) && !c.is_ascii_digit())
+            && name.chars().all(is_allowed);
         faults.refuse(
-            !good,
+            !is_valid,
             format!("--disabled-metrics: {name:?} is not a fully qualified metric name"),
         );
     }

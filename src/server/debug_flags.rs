@@ -45,17 +45,18 @@ fn verbosity(set: impl Fn(&str) -> Result<String, String> + Send + Sync + 'stati
     Arc::new(move |request| {
         let set = set.clone();
         Box::pin(async move {
-            let plain = |status, text: String| Response::new(status, "text/plain", text + "\n");
+            let plain_text =
+                |status, text: String| Response::new(status, "text/plain", text + "\n");
             if request.method != Method::PUT {
-                return plain(406, "unsupported http method".to_owned());
+                return plain_text(406, "unsupported http method".to_owned());
             }
             let outcome = match request.body.read(FLAG_BYTES).await {
                 Ok(body) => set(String::from_utf8_lossy(&body).trim()),
                 Err(error) => Err(format!("error reading request body: {error:?}")),
             };
             match outcome {
-                Ok(answer) => plain(200, answer),
-                Err(error) => plain(400, error),
+                Ok(answer) => plain_text(200, answer),
+                Err(error) => plain_text(400, error),
             }
         })
     })

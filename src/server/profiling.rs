@@ -92,11 +92,11 @@ async fn cpu_profile(request: Request, clock: SharedClock) -> Response {
     let wanted = Duration::from_secs(seconds);
     let elapsed = || clock.monotonic().saturating_sub(start);
     loop {
-        let left = wanted.saturating_sub(elapsed());
-        if left.is_zero() {
+        let remaining = wanted.saturating_sub(elapsed());
+        if remaining.is_zero() {
             break;
         }
-        clock.sleep(DRAIN.min(left)).await;
+        clock.sleep(DRAIN.min(remaining)).await;
         sampler.drain();
     }
     let (lasted, (stacks, lost)) = (elapsed(), sampler.finish());
@@ -126,8 +126,8 @@ fn tasks(request: &Request, clock: &SharedClock) -> Response {
         .into_iter()
         .map(|(place, count)| Counted { file: place.file.into(), line: place.line, count })
         .collect();
-    let what = [("goroutine", "count")];
-    let profile = Profile::of_counts(&what, &counts, since_1970(clock));
+    let value_types = [("goroutine", "count")];
+    let profile = Profile::of_counts(&value_types, &counts, since_1970(clock));
     download("goroutine", profile.encoded())
 }
 

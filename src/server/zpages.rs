@@ -105,15 +105,15 @@ fn form(accept: &str, kind: &str) -> Option<Form> {
                 _ => (),
             }
         }
-        let plain = group.is_empty() && version.is_empty() && of_kind.is_empty();
+        let is_unqualified = group.is_empty() && version.is_empty() && of_kind.is_empty();
         let version = ["v1beta1", "v1alpha1"].into_iter().find(|known| *known == version);
-        let ours = group == GROUP && of_kind.eq_ignore_ascii_case(kind);
+        let is_of_kind = group == GROUP && of_kind.eq_ignore_ascii_case(kind);
         let form = match (media.as_str(), version) {
-            ("text/plain" | "text/*" | "*/*", _) if plain => Form::Text,
-            ("application/json" | "application/*" | "*/*", Some(version)) if ours => {
+            ("text/plain" | "text/*" | "*/*", _) if is_unqualified => Form::Text,
+            ("application/json" | "application/*" | "*/*", Some(version)) if is_of_kind => {
                 Form::Json(version)
             }
-            ("application/yaml", Some(version)) if ours => Form::Yaml(version),
+            ("application/yaml", Some(version)) if is_of_kind => Form::Yaml(version),
             _ => continue,
         };
         ranges.push((quality, form));

@@ -109,8 +109,8 @@ impl Authors {
         if LEFT_OUT.contains(&resource) || is_own_account {
             return None;
         }
-        let ours = |entry: &&Entry| MANAGERS.contains(&entry.manager.as_str());
-        let mut entries = meta.managed_fields.iter().filter(ours).peekable();
+        let is_ours = |entry: &&Entry| MANAGERS.contains(&entry.manager.as_str());
+        let mut entries = meta.managed_fields.iter().filter(is_ours).peekable();
         entries.peek()?;
         let known = self.objects.entry(meta.uid.clone()).or_default();
         let mut written: Option<(Timestamp, &str)> = None;

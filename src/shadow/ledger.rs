@@ -581,10 +581,10 @@ impl Ledger {
             }
         }
         self.creations.tick(now);
-        let kept = grace.max(CLAIM_WINDOW) * 3;
-        self.judged.retain(|_, (_, at)| now.saturating_sub(*at) < kept);
+        let keep_for = grace.max(CLAIM_WINDOW) * 3;
+        self.judged.retain(|_, (_, at)| now.saturating_sub(*at) < keep_for);
         self.claims.retain(|_, claims| {
-            claims.retain(|claim| now.saturating_sub(claim.last) < kept);
+            claims.retain(|claim| now.saturating_sub(claim.last) < keep_for);
             !claims.is_empty()
         });
     }

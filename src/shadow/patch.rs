@@ -130,8 +130,8 @@ fn merge_list(list: &mut Value, changes: &[Value], id: &str) {
         places.entry(name(item)).or_insert(at);
     }
     for change in changes.iter().filter(|change| directive(change).is_none()) {
-        let named = name(change);
-        let place = named.is_some().then(|| *places.entry(named).or_insert(items.len()));
+        let identity = name(change);
+        let place = identity.is_some().then(|| *places.entry(identity).or_insert(items.len()));
         if place.is_none_or(|at| at == items.len()) {
             items.push(Value::Null);
         }

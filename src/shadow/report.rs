@@ -190,7 +190,7 @@ fn format_value(value: &serde_json::Value) -> String {
 }
 
 impl fmt::Display for Item {
-    /// Writes the item as a line, and its first [`FIELDS`] changes as a line each.
+    /// Writes the item as a line, and its first `FIELDS` changes as a line each.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Item { controller, verb, wanted_for_seconds, .. } = self;
         writeln!(f, "  {controller}: {verb} {} (for {wanted_for_seconds}s)", self.format_place())?;
@@ -206,7 +206,7 @@ impl fmt::Display for Item {
 }
 
 impl fmt::Display for Unexpected {
-    /// Writes the write as a line, and its first [`FIELDS`] fields in a second one.
+    /// Writes the write as a line, and its first `FIELDS` fields in a second one.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Unexpected { verb, times, fields, .. } = self;
         let often = if *times > 1 { format!(" ({times} times)") } else { String::new() };

@@ -59,7 +59,7 @@ impl Target {
         })
     }
 
-    /// `deployments.apps`, as upstream's GroupResource prints.
+    /// Returns `deployments.apps`, as upstream's GroupResource prints.
     pub fn resource(&self) -> String {
         match self.group.as_str() {
             "" => self.plural.clone(),

@@ -31,7 +31,7 @@ impl WorkingTime {
         WorkingTime { clock, last: Mutex::new(Last { asked, answer: asked }) }
     }
 
-    /// Returns the time in which this process has worked. A call adds at most [`LONGEST`], even if
+    /// Returns the time in which this process has worked. A call adds at most `LONGEST`, even if
     /// more time has passed since the last one.
     pub fn elapsed(&self) -> Duration {
         let mut last = self.last.lock();

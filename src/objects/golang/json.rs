@@ -160,6 +160,7 @@ impl Writer {
         self.out.push(close);
     }
 
+    /// Writes an integer; as a float if it was decoded into one.
     fn number(&mut self, number: i64) {
         // Both languages print the shortest digits that parse to the same float, without an
         // exponent.

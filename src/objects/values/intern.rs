@@ -200,7 +200,7 @@ impl Pool<ArcStr> {
 macro_rules! shared {
     ($type:ident) => {
         impl $type {
-            /// The shared copy.
+            /// Returns the shared copy of the value.
             pub fn shared(self) -> std::sync::Arc<$type> {
                 use std::sync::{Arc, LazyLock};
 

@@ -79,7 +79,7 @@ impl Default for Uid {
 }
 
 impl Uid {
-    /// The uid that the API writes as `text`.
+    /// Makes the uid that the API writes as `text`.
     pub fn new(text: &str) -> Uid {
         Uid(match parse_uuid(text) {
             Some((first, second)) => Repr::Uuid(first, second),

@@ -83,12 +83,14 @@ fn parts(key: &str) -> (Option<&str>, &str) {
     key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name))
 }
 
+/// Returns whether a text has the form that `WORD` describes.
 fn is_word(text: &str) -> bool {
     text.bytes().all(|c| c.is_ascii_alphanumeric() || b"-_.".contains(&c))
         && text.bytes().next().is_some_and(|c| c.is_ascii_alphanumeric())
         && text.bytes().next_back().is_some_and(|c| c.is_ascii_alphanumeric())
 }
 
+/// Returns whether each part between dots has lower-case letters, digits and inner hyphens only.
 fn is_subdomain(text: &str) -> bool {
     let is_inner = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     text.split('.').all(|part| {

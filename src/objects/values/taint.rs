@@ -88,8 +88,8 @@ pub fn untolerated<'t, 'a>(
 /// `content.IsDecimalInteger`.
 fn decimal_integer(text: &str) -> Option<i64> {
     let digits = text.strip_prefix('-').unwrap_or(text);
-    let plain = digits.bytes().all(|c| c.is_ascii_digit()) && !digits.starts_with('0');
-    if plain || text == "0" { text.parse().ok() } else { None }
+    let is_canonical = digits.bytes().all(|c| c.is_ascii_digit()) && !digits.starts_with('0');
+    if is_canonical || text == "0" { text.parse().ok() } else { None }
 }
 
 #[cfg(test)]

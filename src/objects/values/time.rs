@@ -217,6 +217,7 @@ fn two_digits(text: &str) -> Option<i64> {
     if text.len() == 2 { parse_digits(text) } else { None }
 }
 
+/// Returns the number of days of a month by the Gregorian calendar.
 fn days_in_month(year: i64, month: i64) -> i64 {
     let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
     match month {

@@ -75,7 +75,7 @@ pub struct TargetRef {
 }
 
 impl TargetRef {
-    /// The reference to a pod.
+    /// Makes the reference to a pod.
     pub fn to_pod(pod: &Meta) -> TargetRef {
         TargetRef {
             kind: "Pod".into(),

@@ -110,14 +110,14 @@ impl<'de> Deserialize<'de> for Fields {
 impl Fields {
     /// Returns the members of this kind, as JSON; zero values are left out, as in Go.
     fn into_json(mut self, kind: InTreeKind) -> Box<str> {
-        let mut read = Map::new();
+        let mut kept = Map::new();
         for (name, is_pointer) in kind.members() {
             let value = self.0.get_mut(name).map(Value::take).unwrap_or_default();
             if !is_zero(&value) || *is_pointer && !value.is_null() {
-                read.insert((*name).to_owned(), value);
+                kept.insert((*name).to_owned(), value);
             }
         }
-        Value::Object(read).to_string().into()
+        Value::Object(kept).to_string().into()
     }
 }
 

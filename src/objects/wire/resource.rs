@@ -50,7 +50,7 @@ impl ResourceType {
         !self.group.contains('.') || self.group.ends_with(".k8s.io")
     }
 
-    /// `v1`, `apps/v1`
+    /// Returns `v1` or `apps/v1`: the version, with the group unless it is the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             return self.version.to_string();

@@ -65,12 +65,12 @@ impl Authorities {
     /// Why the chain does not lead to one of these authorities, for the log.
     pub fn user(&self, chain: &Chain, now: Timestamp) -> Result<User, String> {
         let now = Duration::from_micros(now.as_micros().max(0) as u64);
-        let (own, intermediates) = chain.split_first().ok_or("no certificate")?;
+        let (leaf, intermediates) = chain.split_first().ok_or("no certificate")?;
         self.0
-            .verify_client_cert(own, intermediates, UnixTime::since_unix_epoch(now))
+            .verify_client_cert(leaf, intermediates, UnixTime::since_unix_epoch(now))
             .map_err(|error| error.to_string())?;
-        let parsed = Certificate::from_der(own)?;
-        let fingerprint = Sha256::digest(own);
+        let parsed = Certificate::from_der(leaf)?;
+        let fingerprint = Sha256::digest(leaf);
         Ok(User {
             name: parsed.common_names().last().unwrap_or_default(),
             uid: uid(&parsed.attributes(UID).collect::<Vec<_>>())?,

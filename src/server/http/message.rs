@@ -152,7 +152,7 @@ pub struct Response {
 }
 
 impl Response {
-    /// A response of this media type.
+    /// Makes a response of this media type.
     pub fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Response {
         Response {
             status,
@@ -182,7 +182,7 @@ impl Response {
         self
     }
 
-    /// An error as an API object. Upstream: `metav1.Status`.
+    /// Makes an error as an API object. Upstream: `metav1.Status`.
     pub fn status(code: u16, reason: &str, message: &str) -> Response {
         let body = serde_json::json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
@@ -222,7 +222,7 @@ impl Response {
 /// client disconnects.
 pub type Handler = Arc<dyn Fn(Request) -> Boxed<Response> + Send + Sync>;
 
-/// A handler that answers without waiting.
+/// Makes a handler that answers without waiting.
 pub fn handler(answer: impl Fn(&Request) -> Response + Send + Sync + 'static) -> Handler {
     Arc::new(move |request| {
         let response = answer(&request);

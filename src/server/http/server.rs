@@ -105,6 +105,7 @@ impl Server {
 }
 
 impl Serving {
+    /// Makes the state that all connections of a server share.
     fn new(
         tls: Option<Tls>,
         handler: Handler,

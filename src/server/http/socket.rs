@@ -59,6 +59,7 @@ impl AsyncWrite for Socket {
         Pin::new(&mut self.0).poll_flush(cx)
     }
 
+    /// Ends the outgoing half; the connection is closed when dropped.
     fn poll_close(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(Pin::new(&mut self.0).poll_flush(cx))?;
         Poll::Ready(match self.0.get_ref().shutdown(Shutdown::Write) {

@@ -52,12 +52,12 @@ impl Named {
     pub fn new(given: &[(Vec<String>, Arc<CertifiedKey>)]) -> Named {
         let explicit =
             given.iter().flat_map(|(names, key)| names.iter().map(move |name| (name.clone(), key)));
-        let own = given
+        let by_own_names = given
             .iter()
             .filter(|(names, _)| names.is_empty())
             .flat_map(|(_, key)| own_names(&key.cert[0]).into_iter().map(move |name| (name, key)));
         let mut named = BTreeMap::new();
-        for (name, key) in explicit.chain(own) {
+        for (name, key) in explicit.chain(by_own_names) {
             named.entry(name).or_insert_with(|| key.clone());
         }
         Named(named)
