@@ -122,7 +122,7 @@ impl Make<'_> {
         }))
     }
 
-    /// Expands `map`: the last argument is the element, one before it a filter.
+    /// Expands `list.map(e, [condition,] element)` to a comprehension.
     fn map(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut rest = args.into_iter().skip(1).rev();
@@ -133,7 +133,7 @@ impl Make<'_> {
         Ok(self.gather(target, (var, None), init, step))
     }
 
-    /// Expands `filter` to a comprehension.
+    /// Expands `list.filter(e, condition)` to a comprehension.
     fn filter(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let var = self.one_variable(&args[0])?;
         let mut args = args.into_iter();
@@ -156,7 +156,8 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// Expands `transformMap` and `transformMapEntry` to a comprehension.
+    /// Expands `map.transformMap(key, value, [filter,] newValue)` and `map.transformMapEntry(key,
+    /// value, [filter,] entry)` to a comprehension.
     fn transform_map(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let bodies = args.len() - 2;
         let (vars, bodies) = self.variables_and_body(args, bodies)?;
@@ -193,7 +194,8 @@ impl Make<'_> {
         Ok(self.call("_?_:_", vec![has_value, mapped, none]))
     }
 
-    /// Expands `sortBy`. Upstream: `sortByMacro`.
+    /// Expands `list.sortBy(e, key)`: binds the list to a name, and sorts it by the keys that `map`
+    /// computes from it. Upstream: `sortByMacro`.
     fn sort_by(&mut self, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         if !matches!(
             target.node,

@@ -17,6 +17,7 @@ pub fn validate(parsed: &Parsed, types: &Types) -> Vec<Issue> {
     validator.issues
 }
 
+/// Collects the issues of one checked expression.
 struct Validator<'a> {
     parsed: &'a Parsed,
     types: &'a Types,

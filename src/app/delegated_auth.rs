@@ -105,8 +105,8 @@ impl Lookup {
         Ok(Lookup { options, client, lacks_trust: AtomicBool::new(false) })
     }
 
-    /// Reads the trusted authorities: from the files of the flags, and from the cluster where no flag
-    /// names a file.
+    /// Reads the trusted authorities: from the files of the flags, and from the cluster where no
+    /// flag names a file.
     ///
     /// # Errors
     /// One line naming the flag or the cluster's fault.

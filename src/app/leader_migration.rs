@@ -56,7 +56,8 @@ struct File {
 }
 
 impl LeaderMigration {
-    /// Returns the migration that the flags describe; `None` without one, and without an election.
+    /// Returns the migration that the flags describe; `None` if there is no migration, or no
+    /// election.
     ///
     /// # Errors
     /// One line naming the flag, the file and its fault.

@@ -125,7 +125,8 @@ struct Renewal {
 }
 
 impl Renewal {
-    /// Creates the candidate, or renews it.
+    /// Creates the candidate, or renews it: when the API server has pinged it, and each
+    /// [`RENEWAL`].
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let now = self.clock.now();
         match self.candidates.get(&key) {

@@ -139,7 +139,8 @@ struct Prepared {
     shadow: Option<Shadow>,
 }
 
-/// Starts the log and the metrics, and makes what does not need the API server to answer.
+/// Sets up the log and the metrics, and creates the connection, the migration and the shadow: all
+/// that needs no answer of the API server.
 fn prepare(
     program: Arc<dyn Program>,
     options: Options,
@@ -287,7 +288,8 @@ async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     Ok(true)
 }
 
-/// Runs the controllers until stopped: under the lease, if there is an election.
+/// Runs the controllers until stopped, under the lease if there is an election; then prints the
+/// report of shadow mode, if it has begun.
 async fn run_elected(served: Served) -> Result<(), Vec<String>> {
     let failure = match &served.main {
         Some(main) => lead(&served, main).await?,

@@ -31,7 +31,7 @@ const POLLS: u32 = 6;
 /// Connections that may wait to be accepted, as in the standard library.
 const BACKLOG: i32 = 128;
 
-/// Returns all served paths, without authentication.
+/// Returns the handlers of all served paths, without authentication, which [`serve`] adds.
 pub fn routes(
     program: &Arc<dyn Program>,
     options: &Arc<Options>,
@@ -75,8 +75,9 @@ pub fn remove_gated(routes: &Routes, options: &Options) {
     }
 }
 
-/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its certificates
-/// and the authorities of its clients. Returns once it listens; all of it ends with `stop`.
+/// Starts the HTTPS server of `--secure-port` (none for 0), and the tasks that reload its
+/// certificates and the authorities of its clients. Returns once it listens; all of it ends with
+/// `stop`.
 ///
 /// # Errors
 /// One line naming the flag or the file: an address in use, a certificate that cannot be read.
@@ -162,7 +163,8 @@ fn listen(options: &Options) -> Result<TcpListener, String> {
     })
 }
 
-/// Binds `address`; with `is_shared`, other processes that set it may bind the same one.
+/// Binds `address`. With `is_shared` (`SO_REUSEPORT`), other processes that share it may bind it
+/// too.
 fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     if !is_shared {
         return TcpListener::bind(address);
@@ -178,9 +180,8 @@ fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Returns the TLS settings of the flags. If they name no certificate, uses the pair in
-/// `--cert-dir`, which is created there if it does not exist; `None` in place of files: without a
-/// folder, the certificate is made in memory.
+/// Returns the TLS settings of the flags. If they name no certificate, the pair in `--cert-dir` is
+/// used, and created if it does not exist; without a folder, a certificate is made in memory.
 fn tls_options(options: &Options) -> Result<TlsOptions, String> {
     let address = Some(options.bind_address).filter(|address| !address.is_unspecified());
     let files = match (options.tls_cert_file.as_str(), options.cert_dir.as_str()) {

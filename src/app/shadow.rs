@@ -37,7 +37,8 @@ pub fn served(shadow: &Shadow) -> Handler {
     page.handler(move |_| serde_json::to_value(shadow.report()).unwrap_or_default())
 }
 
-/// Stops the controllers after `--shadow-for`. Never resolves.
+/// Waits for the time of `--shadow-for`, then compares late intentions once more, closes the report
+/// and stops the controllers. Never resolves.
 pub async fn stop_after_shadow_for<T>(
     options: &Options,
     shadow: Option<&Shadow>,

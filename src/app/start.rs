@@ -313,7 +313,7 @@ fn clients(
     Arc::new(ServiceAccountClients { program, connection, root, clock: clock.clone() })
 }
 
-/// Constructs the controllers of `rows`; without those that are disabled or have no work.
+/// Constructs the controllers of `rows`, except those that are disabled or have no work.
 fn build<'a>(
     rows: impl Iterator<Item = &'a Descriptor>,
     options: &Options,

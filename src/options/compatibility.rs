@@ -27,7 +27,7 @@ fn minor(text: &str) -> Option<u32> {
     minor.strip_suffix(".0").unwrap_or(minor).parse().ok().filter(|minor| *minor > 0)
 }
 
-/// Returns the faults of the versions, a line each.
+/// Returns the faults of `--emulated-version` and `--min-compatibility-version`, a line each.
 pub(super) fn version_problems(o: &Options) -> Vec<String> {
     let mut problems = Vec::new();
     for (flag, versions) in [

@@ -43,7 +43,7 @@ Types of profiles available:
 const UNKNOWN: &str = "Unknown profile: this build records CPU time (profile) and counts tasks \
     (goroutine). It has no heap, allocs, block, mutex or threadcreate profile and no trace.\n";
 
-/// Adds the pages of profiles.
+/// Adds the pages below `/debug/pprof`.
 pub fn install(routes: &Routes, clock: SharedClock) {
     let (now, timer) = (clock.clone(), clock);
     let base = move |request: &Request| match request.path.strip_prefix(BASE) {

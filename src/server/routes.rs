@@ -92,8 +92,8 @@ impl Routes {
         table.exact.keys().filter(|path| !table.unlisted.contains(path)).cloned().collect()
     }
 
-    /// Answers by the handler of the exact path, else of the longest tree above it; with 404 if
-    /// there is none.
+    /// Answers by the handler of the exact path, or else of the longest tree above it; with 404
+    /// without either.
     pub fn answer(&self, request: Request) -> Boxed<Response> {
         let handler = {
             let table = self.table.read();

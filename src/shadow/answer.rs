@@ -93,7 +93,8 @@ impl Asked {
 }
 
 impl Inner {
-    /// Records a write of this manager, and answers as the API server would, or with
+    /// Handles a write of this manager in place of the API server: answers as the server would if
+    /// it would refuse the write or change nothing; else records the write as intended, and returns
     /// [`Error::Shadowed`].
     async fn answer(&self, asked: Asked) -> Result<Vec<u8>> {
         let Some(target) = Target::parse(&asked.call.path) else { return Err(asked.shadowed()) };

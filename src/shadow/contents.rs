@@ -99,8 +99,9 @@ pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Chang
     found
 }
 
-/// Returns the final conditions that this manager wants where `live` has other ones, because the
-/// manager in charge was faster.
+/// Returns the final conditions, such as a Job's `Complete`, that this manager wants and that
+/// `live` lacks or has for another reason. Empty if `live` has no final condition yet: then the
+/// manager in charge was not faster.
 pub fn other_verdicts(resource: &str, wanted: &Value, live: &Value) -> Vec<Change> {
     let Some((_, types)) = FINAL.iter().find(|(name, _)| *name == resource) else {
         return Vec::new();

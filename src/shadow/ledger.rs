@@ -627,7 +627,8 @@ impl Ledger {
         }
     }
 
-    /// Returns the report as of `now`.
+    /// Returns the report as of `now`: the intentions by their outcomes, the unexpected writes, and
+    /// a row of counts for each controller.
     pub fn report(&self, now: Duration) -> Report {
         let mut items: Vec<Item> = self
             .open

@@ -62,6 +62,7 @@ pub struct Shadow {
     inner: Arc<Inner>,
 }
 
+/// The state of shadow mode, which the interceptor, the supervisor and the held watches share.
 struct Inner {
     ledger: Mutex<Ledger>,
     /// The last authors of the objects in each watched scope.
@@ -167,7 +168,7 @@ impl Shadow {
         let Inner { ledger, clock, .. } = &*self.inner;
         let due = ledger.lock().due(clock.monotonic());
         for check in due {
-            // The live object; and, if there is none, whether that is certain.
+            // The live object; and, where it is absent, whether that is certain.
             let found = match (&check.request.object_path, &check.request.collection) {
                 (Some(path), _) => self.inner.read(path).await.map(|live| (live, true)),
                 (None, Some(list)) => {

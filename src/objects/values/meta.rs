@@ -195,7 +195,7 @@ fn none_or_empty<T>(list: &Option<Interned<[T]>>) -> bool {
     list.as_ref().is_none_or(|list| list.is_empty())
 }
 
-/// Decodes the name with a single allocation.
+/// Decodes a name, which may be null, with a single allocation.
 fn name<'de, D: Deserializer<'de>>(from: D) -> Result<ArcStr, D::Error> {
     struct Text;
     impl Visitor<'_> for Text {

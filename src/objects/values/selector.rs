@@ -133,8 +133,8 @@ impl Selector {
     }
 
     /// Returns what stays of the selector after a conversion to a `LabelSelector` and back, which
-    /// upstream does with the selector of a Scale: it is sorted by key, and of several values that a
-    /// label must have, the last one counts.
+    /// upstream does with the selector of a Scale: it is sorted by key, and of several values that
+    /// a label must have, the last one counts.
     /// Upstream: `ParseToLabelSelector`.
     ///
     /// # Errors

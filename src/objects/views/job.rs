@@ -199,7 +199,7 @@ struct WireJob {
 }
 
 impl From<WireJob> for Job {
-    /// Keeps of a Job what its readers use: a finished one loses its template.
+    /// Converts the wire form of a Job to the view; a finished Job loses its template.
     fn from(WireJob { metadata: meta, mut spec, status }: WireJob) -> Job {
         if status.finished().is_some() {
             spec.template = Template::default();

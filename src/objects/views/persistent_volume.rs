@@ -78,7 +78,8 @@ with_volume_sources! {
 }
 
 impl From<WireSpec> for PersistentVolumeSpec {
-    /// Keeps of a spec what its readers use.
+    /// Converts the wire form of a spec to the view, which has the fields that some controller
+    /// reads.
     fn from(mut wire: WireSpec) -> PersistentVolumeSpec {
         let source = wire.source().map(Box::new);
         let is_flex =

@@ -32,7 +32,7 @@ struct Container {
 }
 
 impl QuotaSpec {
-    /// Keeps of a pod's spec what its quota depends on, and shares it with equal specs.
+    /// Returns the part of a pod's spec that its quota usage depends on, shared with equal ones.
     pub(super) fn from_wire(spec: &WireSpec) -> Interned<QuotaSpec> {
         let main = spec.containers.iter().flatten().map(|container| (Role::Main, container));
         let init = spec.init_containers.iter().flatten().map(|container| {
@@ -146,7 +146,8 @@ struct Resources<'a> {
 }
 
 impl<'a> Resources<'a> {
-    /// Joins a pod's spec with the resources that its status reports for the containers.
+    /// Makes the resources of a pod from its spec and from those that its status reports for the
+    /// containers.
     fn new(spec: &'a QuotaSpec, status: &'a WireStatus) -> Resources<'a> {
         let statuses = [&status.container_statuses, &status.init_container_statuses];
         let actual = statuses.into_iter().flatten().flatten().filter_map(|status| {

@@ -144,8 +144,8 @@ impl WireWanted {
 }
 
 impl From<WireSpec> for ResourceClaimSpec {
-    /// Keeps of a claim how many devices of each class it may be charged for, and some of its
-    /// features.
+    /// Converts the wire form of a spec to the view: how many devices of each class the claim may
+    /// be charged for, and two of its features.
     fn from(spec: WireSpec) -> ResourceClaimSpec {
         let requests = spec.devices.requests.unwrap_or_default();
         let admin = |wanted: &WireWanted| wanted.admin_access == Some(true);

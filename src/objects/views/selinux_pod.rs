@@ -110,7 +110,8 @@ impl WireContext {
 }
 
 impl From<WirePod<WireSpec, WireStatus>> for SelinuxPod {
-    /// Keeps of a pod its volumes and the SELinux labels with which containers mount them.
+    /// Converts the wire form of a pod to the view: its volumes, and the SELinux labels with which
+    /// containers mount them.
     fn from(wire: WirePod<WireSpec, WireStatus>) -> SelinuxPod {
         let WirePod { metadata: meta, spec, status } = wire;
         let context = spec.security_context.unwrap_or_default();

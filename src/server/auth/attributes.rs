@@ -50,7 +50,7 @@ impl Attributes for PathAttributes {
         vec![Access::Path { verb: verb(request), path: request.path.clone() }]
     }
 
-    /// Answers a request that is refused.
+    /// Answers a refused request: 401, 403, or 500 if the review has failed.
     fn refuse(&self, request: &Request, refusal: Refusal<'_>) -> Response {
         let path = &request.path;
         match refusal {

@@ -69,7 +69,7 @@ impl Connection {
         Connection { serving: serving.clone(), slot }
     }
 
-    /// Shakes hands, if the server has TLS, and serves the connection to its end.
+    /// Performs the TLS handshake, if the server has TLS, and serves the connection to its end.
     pub async fn run(self, stream: Async<TcpStream>) {
         if let Err(error) = socket::set_options(stream.get_ref()) {
             log::debug!("options of a connection: {error}");
@@ -170,8 +170,8 @@ impl Cut {
     }
 }
 
-/// Polls `future` in alternation with the others of `permits`: one of them is polled, then each
-/// other task that is ready, then the next one.
+/// Polls `future` to its end, one poll for each permit. Other tasks that are ready run between two
+/// polls, so that long steps, such as those of TLS handshakes, never follow each other directly.
 async fn alternately<F: Future>(permits: &Semaphore, future: F) -> F::Output {
     let mut future = pin!(future);
     loop {

@@ -115,6 +115,7 @@ pub(super) struct Connections {
     table: Mutex<Table>,
 }
 
+/// The open connections by their ids.
 #[derive(Default)]
 struct Table {
     next: u64,

@@ -67,7 +67,7 @@ impl Server {
         Server::on(TcpListener::bind(address)?, tls, handler, Guard::NONE, clock, stop)
     }
 
-    /// Serves on a listener, with a guard.
+    /// Serves the clients that connect to `listener`, within the limits of `guard`, until `stop`.
     pub fn on(
         listener: TcpListener,
         tls: Option<Tls>,

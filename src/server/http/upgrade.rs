@@ -52,8 +52,8 @@ impl Upgrade {
         Upgrade(self.0, Some(guard))
     }
 
-    /// Returns the connection once the response has been sent. It belongs to the caller alone: the server
-    /// neither counts it nor closes it when it stops.
+    /// Returns the connection once the response has been sent. It belongs to the caller alone: the
+    /// server neither counts it nor closes it when it stops.
     ///
     /// # Errors
     /// When the client has gone, or the response had another status.

@@ -23,10 +23,11 @@ pub(super) struct Certificates {
 }
 
 impl Certificates {
-    /// Reads the files, or creates the default certificate.
+    /// Reads the certificates from the files of the options; creates the default one in memory if
+    /// they name no file for it.
     pub fn load(options: &TlsOptions, provider: &CryptoProvider) -> Result<Loaded, String> {
         let default = match &options.files {
-            Some((cert, key)) => load(cert, key, provider)
+            Some((cert, key)) => load_pair(cert, key, provider)
                 .map_err(|error| format!("--tls-cert-file, --tls-private-key-file: {error}"))?,
             None => {
                 let (cert, key) = self_signed(options.address)?;
@@ -34,7 +35,7 @@ impl Certificates {
             }
         };
         let named = options.named.iter().map(|(cert, key, names)| {
-            let loaded = load(cert, key, provider)
+            let loaded = load_pair(cert, key, provider)
                 .map_err(|error| format!("--tls-sni-cert-key: {error}"))?;
             Ok((names.clone(), loaded))
         });
@@ -83,7 +84,11 @@ impl ResolvesServerCert for AtAddress {
 }
 
 /// Reads a certificate and its key from PEM files.
-fn load(cert: &Path, key: &Path, provider: &CryptoProvider) -> Result<Arc<CertifiedKey>, String> {
+fn load_pair(
+    cert: &Path,
+    key: &Path,
+    provider: &CryptoProvider,
+) -> Result<Arc<CertifiedKey>, String> {
     if cert.as_os_str().is_empty() || key.as_os_str().is_empty() {
         return Err("missing filename for serving cert".to_owned());
     }

@@ -377,7 +377,7 @@ pub(super) struct WirePod<S, T> {
 }
 
 impl From<WirePod<WireSpec, WireStatus>> for Pod {
-    /// Keeps of a pod what its readers use, and computes its quota usage.
+    /// Converts the wire form of a pod to the view, and computes the pod's quota usage.
     fn from(wire: WirePod<WireSpec, WireStatus>) -> Pod {
         let mut rare = RareFields::default();
         let spec = PodSpec::from_wire(wire.spec, &mut rare);

@@ -222,7 +222,8 @@ fn named_ports(ports: impl Iterator<Item = WirePort>) -> Box<[NamedPort]> {
 }
 
 impl PodSpec {
-    /// Keeps of a pod's spec what its readers use; sets the fields in `rare` too.
+    /// Converts the wire form of a spec to the view, which has the fields that some controller
+    /// reads. Those that few pods have are set in `rare`.
     pub(super) fn from_wire(spec: WireSpec, rare: &mut RareFields) -> PodSpec {
         let requests = |resources: Option<WireResources>| resources.unwrap_or_default().requests;
         let quota = QuotaSpec::from_wire(&spec);

@@ -113,7 +113,8 @@ impl WireStatus {
 }
 
 impl PodStatus {
-    /// Keeps of a pod's status what its readers use; sets the fields in `rare` too.
+    /// Converts the wire form of a status to the view, which has the fields that some controller
+    /// reads. Those that few pods have are set in `rare`.
     pub(super) fn from_wire(
         status: WireStatus,
         sidecars: &[Sidecar],
