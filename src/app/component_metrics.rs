@@ -138,8 +138,7 @@ impl RunningControllers {
         ("cloud-node-lifecycle-controller", "cloud-node-lifecycle"),
     ];
 
-    /// Sets whether a controller of `NAMES` runs in this manager; others have no
-    /// such metric.
+    /// Sets whether a controller of `NAMES` runs in this manager; others have no such metric.
     pub fn set(manager: &str, controller: &str, runs: bool) {
         let entry = Self::NAMES.iter().find(|(name, _)| *name == controller);
         if let Some((_, name)) = entry {

@@ -261,8 +261,8 @@ async fn wait_for_api_server(
     }
 }
 
-/// Reads from discovery in which of their [`SERVED_VERSIONS`] resources are served; returns whether
-/// all are known now.
+/// Asks the API server in which of their versions the resources of [`SERVED_VERSIONS`] are served.
+/// Returns whether all are known now.
 async fn choose_versions(reader: &Client) -> bool {
     match reader.choose_versions(SERVED_VERSIONS).await {
         Ok(are_known) => are_known,

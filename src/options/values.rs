@@ -135,8 +135,7 @@ pub struct Count {
 }
 
 impl Count {
-    /// Makes a count without an upper bound. Does not compile in a constant when `count` is below
-    /// 1.
+    /// Makes a count without an upper bound. A `count` below 1 does not compile in a constant.
     pub const fn new(count: i32) -> Count {
         Count::up_to(i32::MAX, count)
     }

@@ -386,9 +386,9 @@ fn what_the_server_refuses_is_no_intention() {
     {
         let mut ledger = ledger();
         ledger.record_intended(seconds(1), without_fields(method, "x"));
-        ledger.refused(seconds(2), &scale(1, 2), false);
+        ledger.record_refusal(seconds(2), &scale(1, 2), false);
         assert_eq!(counts(&ledger, 2), [0, 0, 1, 0, 0], "another write");
-        ledger.refused(seconds(2), &without_fields(method, "x"), is_met);
+        ledger.record_refusal(seconds(2), &without_fields(method, "x"), is_met);
         assert_eq!(counts(&ledger, 2), expected);
     }
 }
