@@ -156,8 +156,8 @@ impl Make<'_> {
         Ok(self.gather(target, vars, init, step))
     }
 
-    /// Expands `map.transformMap(key, value, [filter,] newValue)` and `map.transformMapEntry(key,
-    /// value, [filter,] entry)` to a comprehension.
+    /// Expands `transformMap(key, value, [filter,] newValue)` of a map, and
+    /// `transformMapEntry(key, value, [filter,] entry)`, to a comprehension.
     fn transform_map(&mut self, kind: &str, target: Expr, args: Vec<Expr>) -> Result<Expr> {
         let bodies = args.len() - 2;
         let (vars, bodies) = self.variables_and_body(args, bodies)?;

@@ -69,8 +69,9 @@ impl Toleration {
     }
 }
 
-/// Returns the first of `taints` with one of `effects` that no toleration covers. Upstream:
-/// `FindMatchingUntoleratedTaint`. `comparison`: as for [`Toleration::tolerates`].
+/// Returns the first of `taints` with one of `effects` that no toleration covers. `comparison`: as
+/// for [`Toleration::tolerates`].
+/// Upstream: `FindMatchingUntoleratedTaint`.
 pub fn untolerated<'t, 'a>(
     taints: &'t [Taint],
     effects: &[&str],

@@ -186,8 +186,8 @@ pub(crate) fn from_json<'de, T: Deserialize<'de>>(text: &'de str) -> serde_json:
     serde_json::from_slice(text.as_bytes())
 }
 
-/// Reads a field in which an explicit null is the same as an absent one: `#[serde(deserialize_with
-/// = "null_as_default")]`.
+/// Reads a field in which an explicit null is the same as an absent one. Used as
+/// `#[serde(deserialize_with = "null_as_default")]`.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     from: D,
 ) -> Result<T, D::Error> {
