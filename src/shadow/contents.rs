@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::diff::{Change, identified, identity, same};
 
-/// Resources that are written once, with the fields that both managers must agree on. The annotations
-/// of ReplicaSets are written again with each revision.
+/// Resources that are written once, with the fields that both managers must agree on. The
+/// annotations of ReplicaSets are written again with each revision.
 const WRITTEN_ONCE: &[(&str, &[&str])] = &[
     ("configmaps", &["metadata.annotations", "data"]),
     ("controllerrevisions.apps", &["metadata.labels", "metadata.ownerReferences", "data"]),

@@ -20,7 +20,8 @@ pub(super) enum Phase {
     Head,
     /// The handler's response.
     Response,
-    /// The end of a response that is sent in chunks. Only a handler that trusts its client begins one.
+    /// The end of a response that is sent in chunks. Only a handler that trusts its client begins
+    /// one.
     Stream,
     /// The next request, and before it the client that reads a response that is ready.
     Idle,
