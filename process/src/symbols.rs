@@ -158,6 +158,7 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     for symbol in table.chunks_exact(pick((24, 16))) {
         let entry = Entry(symbol);
         let function = (|| {
+            // The type is in the lower four bits.
             (entry.number_at(pick((4, 12)), 1)? & 15 == FUNCTION).then_some(())?;
             Some(Function {
                 name: entry.number_at(0, 4)? as u32,

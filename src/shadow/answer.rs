@@ -172,6 +172,8 @@ impl Inner {
                 Err(error) => log::warn!("shadow: {place}: {error}"),
             }
         }
+        // A creation that the manager in charge has already made was compared with this one:
+        // nothing more is expected of it.
         if !was_created {
             if let Some(refusal) = self.namespace_refusal(&intended).await {
                 self.record_refusal(&intended, refusal, None);

@@ -160,6 +160,7 @@ fn append_unmet(path: &str, wanted: &Value, created: &Value, into: &mut Vec<Chan
         (Value::Object(wanted), _) if wanted.is_empty() => {}
         (Value::Array(wanted), _) if wanted.is_empty() => {}
         (Value::Object(wanted), Value::Object(created)) => {
+            // `containers`, `initContainers` and `ephemeralContainers`.
             let is_container = path.contains("ontainers[");
             for (key, value) in wanted {
                 if key == NODE_OF_DAEMON_POD || (is_container && ADMITTED.contains(&key.as_str())) {

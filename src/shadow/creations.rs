@@ -96,6 +96,7 @@ impl Creations {
                 let changes = differences(&intended.place.resource, &wanted, &made.part);
                 (made, changes)
             })
+            // Among equally close ones, the first that was not wanted before.
             .min_by_key(|(made, changes)| (changes.len(), made.is_wanted))?;
         let of_intended = |known: &Differing| {
             known.intended.place == intended.place

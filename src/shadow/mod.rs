@@ -233,6 +233,7 @@ impl Inner {
     /// there are still held back; false for a key that is not an object's namespace and name.
     fn is_ahead(&self, key: &str) -> bool {
         let namespace = key.split_once('/').map(|(namespace, _)| namespace);
+        // Every waiting write is before this version.
         namespace
             .is_some_and(|of| self.order.lock().has_waiting_before(Origin::Write, of, u64::MAX))
     }
@@ -264,6 +265,7 @@ impl Inner {
                 let live = live.unwrap_or(&Value::Null);
                 return self.ledger.lock().record_overtaken(now, intended, live);
             }
+            // A deletion of an absent object is done.
             Refusal::NotFound => intended.request.is_delete(),
             Refusal::AlreadyExists => true,
             Refusal::NoNamespace | Refusal::NamespaceTerminating => false,

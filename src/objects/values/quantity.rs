@@ -385,6 +385,7 @@ impl fmt::Display for Quantity {
         }
         if format == Format::DecimalExponent {
             let (count, thousands) = reduced(nanos, 1000, usize::MAX);
+            // The count is of billionths.
             return match 3 * thousands as i64 - 9 {
                 0 => write!(f, "{count}"),
                 exponent => write!(f, "{count}e{exponent}"),
