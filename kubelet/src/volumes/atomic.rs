@@ -29,8 +29,8 @@ pub struct File {
 /// The files of a volume, by their paths in it.
 pub type Payload = BTreeMap<PathBuf, File>;
 
-/// Makes the files of a volume those of `payload`; does nothing when they are. `group`: the pod's
-/// `fsGroup`. `time`: the start of a new folder's name. Blocks.
+/// Replaces the files of a volume by those of `payload`, all at once; does nothing when they are
+/// the same. `group`: the pod's `fsGroup`. `time`: the start of a new folder's name. Blocks.
 ///
 /// # Errors
 /// One with the path.
@@ -124,6 +124,8 @@ fn visible_names(payload: &Payload) -> BTreeMap<PathBuf, Option<u32>> {
     payload.iter().filter_map(visible).collect()
 }
 
+/// Returns whether the folder has exactly the files of `payload`, with the same content. Modes do
+/// not count.
 fn is_same(old: &Path, payload: &Payload) -> bool {
     let wanted: BTreeSet<PathBuf> = payload.keys().map(|path| old.join(path)).collect();
     let mut present = BTreeSet::new();
@@ -134,6 +136,7 @@ fn is_same(old: &Path, payload: &Payload) -> bool {
     present == wanted && payload.iter().all(has)
 }
 
+/// Adds the paths of all files below a folder to `files`.
 fn collect(folder: &Path, files: &mut BTreeSet<PathBuf>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         match entry.file_type() {
@@ -175,7 +178,8 @@ fn replace(folder: &Path, payload: &Payload, group: Option<u32>, time: &str) -> 
     fill().inspect_err(|_| _ = fs::remove_dir_all(&new))
 }
 
-/// Gives files to a group, which may read them. Upstream: `VolumeOwnership` of a read-only volume.
+/// Gives a file, or a folder and all below it, to a group, and lets the group read it. Upstream:
+/// `VolumeOwnership` of a read-only volume.
 fn give_to_group(path: &Path, group: u32) -> io::Result<()> {
     let data = fs::symlink_metadata(path)?;
     lchown(path, None, Some(group))?;

@@ -42,7 +42,7 @@ impl Bound {
         self.volume.spec.clone().unwrap_or_default()
     }
 
-    /// Whether containers have it as a device.
+    /// Returns whether containers have the volume as a device.
     pub fn is_block(&self) -> bool {
         mode(&self.volume) == "Block"
     }
@@ -63,7 +63,8 @@ impl Bound {
         affinity.matches(node.metadata.name.as_deref().unwrap_or_default(), &labels)
     }
 
-    /// A group that the volume gives to all containers. Upstream: `VolumeGidAnnotationKey`.
+    /// Returns the group that an annotation of the volume adds to all containers. Upstream:
+    /// `VolumeGidAnnotationKey`.
     pub fn group(&self) -> Option<i64> {
         let annotations = self.volume.metadata.annotations.as_ref()?;
         annotations.get("pv.beta.kubernetes.io/gid")?.parse().ok()
@@ -75,8 +76,8 @@ fn mode(volume: &core::PersistentVolume) -> &str {
     mode.unwrap_or("Filesystem")
 }
 
-/// The name of the claim of a pod's volume, and whether the pod mounts it read-only; `None`: the
-/// volume has no claim. Upstream: `ephemeral.VolumeClaimName`.
+/// Returns the name of the claim of a pod's volume, and whether the pod mounts it read-only.
+/// `None`: the volume has no claim. Upstream: `ephemeral.VolumeClaimName`.
 pub(super) fn claim_of(pod: &Pod, volume: &core::Volume) -> Option<(String, bool)> {
     if let Some(source) = &volume.persistent_volume_claim {
         return Some((source.claim_name.clone(), source.read_only.unwrap_or_default()));
@@ -84,7 +85,8 @@ pub(super) fn claim_of(pod: &Pod, volume: &core::Volume) -> Option<(String, bool
     volume.ephemeral.as_ref().map(|_| (format!("{}-{}", pod.name(), volume.name), false))
 }
 
-/// Reads a claim of a pod's volume, and what it is bound to.
+/// Reads the claim of a pod's volume and the PersistentVolume that it is bound to, and checks that
+/// the pod may use them. The volume of an in-tree plugin becomes that of its CSI driver.
 ///
 /// # Errors
 /// They cannot be read, are not bound to each other, or the pod uses the volume in another way.
@@ -117,15 +119,15 @@ pub(super) async fn bound(
         .map_err(|source| of_claim(Error::FetchVolume { name: volume_name.clone(), source }))?;
     let mut bound = Bound { claim, volume: found.object().clone(), read_only };
     check_volume(&bound).map_err(of_claim)?;
-    if let Some(translated) = in_tree::translated(&bound.volume)? {
+    if let Some(translated) = in_tree::translate(&bound.volume)? {
         bound.volume = Arc::new(translated);
     }
     check_mode(pod, &volume.name, mode(&bound.volume))?;
     Ok(bound)
 }
 
-/// Returns the name of the volume of a claim, which must be bound and not be going. Upstream:
-/// `getPVCExtractPV`.
+/// Checks that a claim is bound and is not being deleted, and returns the name of its volume.
+/// Upstream: `getPVCExtractPV`.
 fn check_claim(claim: &core::PersistentVolumeClaim) -> Result<String, Error> {
     let is_protected =
         claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);

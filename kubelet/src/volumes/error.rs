@@ -196,7 +196,7 @@ impl Error {
         move |cause| Error::Step { step, name: name.clone(), cause: cause.into() }
     }
 
-    /// The reason of the event.
+    /// Returns the reason of the event that reports this error, by its step.
     pub(super) fn reason(&self) -> &'static str {
         match self {
             Error::Step { step, .. } if step.starts_with("Map") => "FailedMapVolume",
@@ -205,8 +205,8 @@ impl Error {
         }
     }
 
-    /// Whether the volume waits for others, whose change is an event: it does not have to be tried
-    /// again before that, and has no event of its own as long as it waits.
+    /// Returns whether the volume only waits for the Node or for CSIDriver objects. Their change
+    /// starts the next attempt, so there is no retry before, and no event about the wait.
     pub(super) fn is_wait(&self) -> bool {
         match self {
             Error::NotInUse | Error::NotAttached(_) | Error::Csi(csi::Error::CsiDriversNotYet) => {

@@ -39,6 +39,7 @@ pub(super) fn is_due(bound: &Bound) -> bool {
     plan(bound).is_some()
 }
 
+/// Returns the amount of storage in a list of resources, parsed and as the list has it.
 fn size(all: Option<&BTreeMap<String, ApiQuantity>>) -> Option<(Quantity, ApiQuantity)> {
     let quantity = all?.get(STORAGE)?;
     Some((quantity.0.parse().ok()?, quantity.clone()))
@@ -118,7 +119,7 @@ fn change(claim: &core::PersistentVolumeClaim, progress: Progress<'_>, now: &str
 }
 
 impl Inner {
-    /// Expands a published volume if that is due.
+    /// Expands a published volume if that is due, and writes the progress to its claim.
     pub(super) async fn expand(
         &self,
         call: &CsiCall<'_>,

@@ -7,9 +7,10 @@ use k8s_openapi::api::core::v1 as core;
 use super::Error;
 use super::topology::Topology;
 
-/// A project or a zone that the driver finds.
+/// Stands for a project or a zone that the driver has to look up. Upstream: `UnspecifiedValue`.
 const UNKNOWN: &str = "UNSPECIFIED";
 
+// The field of the in-tree volume, and the CSI driver that has taken it over.
 const AWS: (&str, &str) = ("awsElasticBlockStore", "ebs.csi.aws.com");
 const AZURE_DISK: (&str, &str) = ("azureDisk", "disk.csi.azure.com");
 const AZURE_FILE: (&str, &str) = ("azureFile", "file.csi.azure.com");
@@ -18,7 +19,8 @@ const GCE: (&str, &str) = ("gcePersistentDisk", "pd.csi.storage.gke.io");
 const PORTWORX: (&str, &str) = ("portworxVolume", "pxd.portworx.com");
 const VSPHERE: (&str, &str) = ("vsphereVolume", "csi.vsphere.vmware.com");
 
-/// The field and the driver of a pod's own volume of such a plugin, which is refused here.
+/// Returns the field and the CSI driver if a pod's own volume, without a claim, is of an in-tree
+/// plugin. The caller refuses such a volume.
 pub(super) fn inline(volume: &core::Volume) -> Option<(&'static str, &'static str)> {
     let kinds = [
         (volume.aws_elastic_block_store.is_some(), AWS),
@@ -32,15 +34,16 @@ pub(super) fn inline(volume: &core::Volume) -> Option<(&'static str, &'static st
     kinds.into_iter().find_map(|(is_it, kind)| is_it.then_some(kind))
 }
 
-/// The volume of the driver; `None`: it is of no such plugin.
+/// Converts the PersistentVolume of an in-tree plugin to one of the CSI driver that has taken it
+/// over. `None`: it is not of an in-tree plugin.
 ///
 /// # Errors
 /// The driver has no such volumes.
-pub(super) fn translated(
+pub(super) fn translate(
     volume: &core::PersistentVolume,
 ) -> Result<Option<core::PersistentVolume>, Error> {
     let Some(spec) = &volume.spec else { return Ok(None) };
-    let Some(source) = source(volume, spec)? else { return Ok(None) };
+    let Some(source) = csi_source(volume, spec)? else { return Ok(None) };
     let mut translated = volume.clone();
     let spec = translated.spec.get_or_insert_default();
     if spec.gce_persistent_disk.is_some() {
@@ -53,7 +56,8 @@ pub(super) fn translated(
     Ok(Some(translated))
 }
 
-/// The labels of the driver's nodes; `None`: the node affinity stays as it is.
+/// Returns the labels of zones and regions that the volume's driver uses. `None`: the node affinity
+/// stays as it is.
 fn topology(spec: &core::PersistentVolumeSpec) -> Option<Topology> {
     let kinds = [
         (
@@ -70,7 +74,9 @@ fn topology(spec: &core::PersistentVolumeSpec) -> Option<Topology> {
     kinds.into_iter().find_map(|(is_it, topology)| is_it.then_some(topology))
 }
 
-fn source(
+/// Builds the CSI source that replaces the in-tree source of a PersistentVolume. `None`: it has no
+/// in-tree source. Upstream: `TranslateInTreePVToCSI` of each plugin.
+fn csi_source(
     volume: &core::PersistentVolume,
     spec: &core::PersistentVolumeSpec,
 ) -> Result<Option<core::CSIPersistentVolumeSource>, Error> {
@@ -82,7 +88,7 @@ fn source(
         let handle = aws_volume(&aws.volume_id).ok_or_else(|| {
             Error::Migration(format!("Invalid format for AWS volume ({})", aws.volume_id))
         })?;
-        of(AWS, handle, aws.fs_type.as_ref(), &[("partition", Some(partition.as_str()))])
+        driver_source(AWS, handle, aws.fs_type.as_ref(), &[("partition", Some(partition.as_str()))])
     } else if let Some(azure) = &spec.azure_disk {
         let kind = azure.kind.as_deref().unwrap_or("Managed");
         if !kind.eq_ignore_ascii_case("managed") {
@@ -95,7 +101,7 @@ fn source(
             ("cachingmode", azure.caching_mode.as_deref()),
             ("fstype", azure.fs_type.as_deref()),
         ];
-        of(AZURE_DISK, &azure.disk_uri, azure.fs_type.as_ref(), &attributes)
+        driver_source(AZURE_DISK, &azure.disk_uri, azure.fs_type.as_ref(), &attributes)
     } else if let Some(azure) = &spec.azure_file {
         let claim = spec.claim_ref.as_ref().and_then(|claim| claim.namespace.as_deref());
         let namespace = azure.secret_namespace.as_deref().or(claim).unwrap_or_default();
@@ -109,15 +115,20 @@ fn source(
         let handle = format!("{group}#{account}#{share}#{name}#{namespace}");
         core::CSIPersistentVolumeSource {
             node_stage_secret_ref: Some(secret(&azure.secret_name, namespace)),
-            ..of(AZURE_FILE, &handle, None, &[("sharename", Some(share.as_str()))])
+            ..driver_source(AZURE_FILE, &handle, None, &[("sharename", Some(share.as_str()))])
         }
     } else if let Some(cinder) = &spec.cinder {
-        of(CINDER, &cinder.volume_id, cinder.fs_type.as_ref(), &[])
+        driver_source(CINDER, &cinder.volume_id, cinder.fs_type.as_ref(), &[])
     } else if let Some(gce) = &spec.gce_persistent_disk {
         let partition = gce.partition.filter(|partition| *partition != 0);
         let partition = partition.map(|number| number.to_string()).unwrap_or_default();
         let handle = gce_disk(&gce.pd_name, volume)?;
-        of(GCE, &handle, gce.fs_type.as_ref(), &[("partition", Some(partition.as_str()))])
+        driver_source(
+            GCE,
+            &handle,
+            gce.fs_type.as_ref(),
+            &[("partition", Some(partition.as_str()))],
+        )
     } else if let Some(portworx) = &spec.portworx_volume {
         let secret = annotation("openstorage.io/auth-secret-name")
             .zip(annotation("openstorage.io/auth-secret-namespace"))
@@ -126,19 +137,19 @@ fn source(
             node_stage_secret_ref: secret.clone(),
             node_publish_secret_ref: secret.clone(),
             node_expand_secret_ref: secret,
-            ..of(PORTWORX, &portworx.volume_id, portworx.fs_type.as_ref(), &[])
+            ..driver_source(PORTWORX, &portworx.volume_id, portworx.fs_type.as_ref(), &[])
         }
     } else if let Some(vsphere) = &spec.vsphere_volume {
         let policy = vsphere.storage_policy_name.as_deref().filter(|policy| !policy.is_empty());
         let attributes = [("storagepolicyname", policy)];
-        of(VSPHERE, &vsphere.volume_path, vsphere.fs_type.as_ref(), &attributes)
+        driver_source(VSPHERE, &vsphere.volume_path, vsphere.fs_type.as_ref(), &attributes)
     } else {
         return Ok(None);
     }))
 }
 
-/// A volume of a driver. `attributes`: those with a value.
-fn of(
+/// Builds the source of a volume of a driver. Of `attributes` only those with a value are taken.
+fn driver_source(
     (_, driver): (&str, &str),
     handle: &str,
     fs_type: Option<&String>,
@@ -161,7 +172,8 @@ fn secret(name: &str, namespace: &str) -> core::SecretReference {
     core::SecretReference { name: Some(name.to_owned()), namespace: Some(namespace.to_owned()) }
 }
 
-/// The id `vol-1` in `vol-1` or `aws://zone/vol-1`. Upstream: `KubernetesVolumeIDToEBSVolumeID`.
+/// Returns the id `vol-1` in `vol-1` or `aws://zone/vol-1`. Upstream:
+/// `KubernetesVolumeIDToEBSVolumeID`.
 fn aws_volume(id: &str) -> Option<&str> {
     let Some(url) = id.strip_prefix("aws://") else { return Some(id) };
     let (_, path) = url.split(['?', '#']).next()?.split_once('/')?;
@@ -169,16 +181,16 @@ fn aws_volume(id: &str) -> Option<&str> {
     (volume.starts_with("vol-") && !volume.contains('/')).then_some(volume)
 }
 
-/// The account in the name that the in-tree plugin gave to its Secrets; another name stands for
-/// itself. Upstream: `getStorageAccountName`.
+/// Returns the storage account in the name that the in-tree plugin gave to its Secrets. Another
+/// name is the account itself. Upstream: `getStorageAccountName`.
 fn azure_account(secret: &str) -> &str {
     let tail = secret.split_once("azure-storage-account-").map(|(_, tail)| tail);
     let account = tail.and_then(|tail| tail.rsplit_once("-secret")).map(|(account, _)| account);
     account.filter(|account| !account.is_empty()).unwrap_or(secret)
 }
 
-/// The handle of a disk in the zones of the volume's labels. Upstream: `TranslateInTreePVToCSI`
-/// of GCE.
+/// Builds the handle of a disk from its name and the zone that the volume's labels name; with
+/// several zones, from their region. Upstream: `TranslateInTreePVToCSI` of GCE.
 fn gce_disk(disk: &str, volume: &core::PersistentVolume) -> Result<String, Error> {
     let labels = volume.metadata.labels.as_ref();
     let label = |name: &str| labels.and_then(|all| all.get(name)).filter(|zones| !zones.is_empty());
@@ -202,7 +214,8 @@ fn gce_disk(disk: &str, volume: &core::PersistentVolume) -> Result<String, Error
     }
 }
 
-/// The in-tree plugin treated ReadWriteMany as ReadWriteOnce.
+/// Replaces the access modes by the one that counts for the driver: ReadOnlyMany if it stands
+/// alone, else ReadWriteOnce, as the in-tree plugin treated ReadWriteMany. No modes stay no modes.
 /// Upstream: `backwardCompatibleAccessModes`.
 fn gce_modes(modes: &[String]) -> Vec<String> {
     let has = |wanted: &str| modes.iter().any(|mode| mode == wanted);
@@ -230,7 +243,7 @@ mod tests {
 
     /// The source of the driver, or the error.
     fn of_driver(metadata: &Value, spec: &Value) -> Value {
-        match translated(&volume(metadata, spec)) {
+        match translate(&volume(metadata, spec)) {
             Ok(Some(volume)) => {
                 let csi = volume.spec.and_then(|spec| spec.csi).expect("a source");
                 serde_json::to_value(csi).expect("JSON")
@@ -339,7 +352,7 @@ mod tests {
                 json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [zone]}]}})
             };
             spec["nodeAffinity"] = affinity("topology.kubernetes.io/zone");
-            let found = translated(&volume(&json!({}), &spec)).expect("a volume");
+            let found = translate(&volume(&json!({}), &spec)).expect("a volume");
             let found = found.and_then(|found| found.spec).and_then(|spec| spec.node_affinity);
             assert_eq!(serde_json::to_value(found).expect("JSON"), affinity(expected), "{spec}");
         }

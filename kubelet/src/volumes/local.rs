@@ -12,7 +12,8 @@ use super::mounts_below::{is_mounted, mount_point};
 use super::{CLOSED, Error, make_all, ownership};
 
 /// Mounts the folder of a local volume for a pod, and gives it to the pod's group. What is mounted
-/// already stays as it is. Blocks.
+/// already stays as it is. Blocks. `group`: the group, and whether files change only if the folder
+/// itself has another group or mode (`OnRootMismatch`); `pods`: the folder of all pods.
 ///
 /// # Errors
 /// The path is no folder, or cannot be mounted.
@@ -24,7 +25,7 @@ pub(super) fn mount(
     group: Option<(u32, bool)>,
     pods: &Path,
 ) -> Result<(), Error> {
-    let from = checked(source)?;
+    let from = absolute_path(source)?;
     let kind = fs::metadata(&from).map_err(Error::at(&from))?.file_type();
     if !kind.is_dir() {
         return Err(Error::LocalNotFolder(source.to_owned()));
@@ -35,7 +36,7 @@ pub(super) fn mount(
     if is_mounted(target).map_err(Error::at(target))? {
         return Ok(());
     }
-    // The first pod sets the owner.
+    // As upstream, only the first pod that uses the folder changes the group of its files.
     let is_used = is_used(&from, pods).map_err(Error::at(pods))?;
     make_all(target, CLOSED).map_err(Error::at(target))?;
     let bind = || -> rustix::io::Result<()> {
@@ -50,14 +51,14 @@ pub(super) fn mount(
         Ok(())
     };
     if let Err(error) = bind().map_err(|error: rustix::io::Errno| Error::at(target)(error.into())) {
-        // Only an empty one goes.
+        // Fails where the folder is not empty: its files stay.
         let _ = fs::remove_dir(target);
         return Err(error);
     }
     match group {
         Some((group, only_if_needed)) if !read_only && !is_used => {
             ownership::apply(target, group, only_if_needed).map_err(|error| {
-                // What is mounted counts as set up at the next attempt.
+                // The next attempt would take a mount for a volume that is set up.
                 let _ = unmount(target, UnmountFlags::NOFOLLOW);
                 let _ = fs::remove_dir(target);
                 Error::at(target)(error)
@@ -73,7 +74,7 @@ pub(super) fn mount(
 /// It is no block device.
 pub(super) fn device(source: &str) -> Result<PathBuf, Error> {
     use std::os::unix::fs::FileTypeExt;
-    let path = checked(source)?;
+    let path = absolute_path(source)?;
     match fs::metadata(&path).map_err(Error::at(&path))?.file_type().is_block_device() {
         true => Ok(path),
         false => Err(Error::LocalNotDevice(source.to_owned())),
@@ -82,7 +83,7 @@ pub(super) fn device(source: &str) -> Result<PathBuf, Error> {
 
 /// Returns the absolute path of a local volume, which must not contain `..`. Upstream:
 /// `ValidatePathNoBacksteps`.
-fn checked(source: &str) -> Result<PathBuf, Error> {
+fn absolute_path(source: &str) -> Result<PathBuf, Error> {
     let path = Path::new("/").join(source);
     match !source.is_empty() && source.split('/').all(|part| part != "..") {
         true => Ok(path),
@@ -90,14 +91,14 @@ fn checked(source: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Returns whether another pod has the folder mounted, by the kernel's table: a file system whose
-/// server is gone is not asked. Upstream: `GetMountRefs`.
+/// Returns whether another pod has the folder mounted. Reads only the kernel's table of mounts: to
+/// open the folder would hang where its file system's server is gone. Upstream: `GetMountRefs`.
 fn is_used(source: &Path, pods: &Path) -> io::Result<bool> {
     is_mounted_below(&fs::read_to_string("/proc/self/mountinfo")?, source, pods)
 }
 
-/// Tests whether what lies at `source` is also mounted somewhere below `pods`. `table` is the text
-/// of a mountinfo.
+/// Returns whether the folder `source` is also mounted somewhere below `pods`. `table`: the text of
+/// a mountinfo.
 fn is_mounted_below(table: &str, source: &Path, pods: &Path) -> io::Result<bool> {
     let (source, pods) = (source.canonicalize()?, pods.canonicalize()?);
     // The device, the part of it that is mounted, and where.

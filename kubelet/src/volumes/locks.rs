@@ -8,6 +8,7 @@ use async_lock::{Mutex, MutexGuardArc};
 /// A held lock.
 pub type Held = MutexGuardArc<()>;
 
+/// The locks by name. One that nothing holds or waits for is removed by the next `lock`.
 #[derive(Default)]
 pub(super) struct Locks(parking_lot::Mutex<HashMap<String, Weak<Mutex<()>>>>);
 

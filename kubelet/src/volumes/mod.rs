@@ -140,12 +140,14 @@ impl Folders {
     }
 }
 
+/// Returns the pod's `fsGroup`: the group that owns the files of its volumes.
 fn fs_group(pod: &Pod) -> Option<u32> {
     let group = pod.spec().security_context.as_ref().and_then(|context| context.fs_group)?;
     u32::try_from(group).ok()
 }
 
-/// Reads the path and the text of a file in a volume, for a variable. Blocks.
+/// Reads the file of a volume that a variable refers to (`fileKeyRef`). Returns its path and its
+/// text. Blocks.
 ///
 /// # Errors
 /// Upstream's messages.
@@ -165,9 +167,9 @@ pub fn variable_file(
     Ok((folder.join(below), text))
 }
 
-/// The mounts of a container. Parts of volumes are mounted below the pod's folder for them. Blocks.
-/// `mounted`: the pod's volumes; `images`: those of its image volumes, by volume; `recursive`:
-/// whether what is mounted in a mount can be read-only too.
+/// Builds the mounts of a container for the runtime. Mounts each `subPath` below the pod's folder
+/// for them first. Blocks. `mounted`: the pod's volumes; `images`: the images of its image volumes,
+/// by volume; `recursive`: whether the runtime can make what is mounted in a mount read-only too.
 ///
 /// # Errors
 /// One that names the mount.
@@ -193,8 +195,8 @@ pub fn mounts(
         let sub_path = sub_path(mount, environment)?;
         if image.is_none() && !sub_path.is_empty() {
             let folder = folders.pod(&uid).join(subpath::FOLDER);
-            let of = volume.persistent.as_ref().unwrap_or(&mount.name);
-            let target = folder.join(of).join(&container.name).join(at.to_string());
+            let volume_name = volume.persistent.as_ref().unwrap_or(&mount.name);
+            let target = folder.join(volume_name).join(&container.name).join(at.to_string());
             subpath::bind(&source, Path::new(&sub_path), &target).map_err(|fault| {
                 log::warn!("pod {}: {}", pod.display_name(), fault.cause);
                 let (volume, container) = (mount.name.clone(), container.name.clone());
@@ -223,7 +225,7 @@ pub fn mounts(
     Ok(mounts)
 }
 
-/// Builds the devices of a container that are volumes. Upstream: `makeBlockVolumes`.
+/// Builds the devices of a container from its volumes of blocks. Upstream: `makeBlockVolumes`.
 ///
 /// # Errors
 /// A volume is no device.
@@ -243,7 +245,8 @@ pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::De
     container.volume_devices.iter().flatten().map(device).collect()
 }
 
-/// Whether what is mounted in the volume is read-only too. Upstream: `resolveRecursiveReadOnly`.
+/// Returns whether what is mounted in a read-only mount has to be read-only too. `is_possible`:
+/// whether the runtime can do that. Upstream: `resolveRecursiveReadOnly`.
 fn is_recursive(mount: &core::VolumeMount, is_possible: bool) -> Result<bool, Error> {
     let fault = |fault: &str| Error::RecursiveReadOnly(fault.to_owned());
     match mount.recursive_read_only.as_deref() {
@@ -268,7 +271,8 @@ fn is_recursive(mount: &core::VolumeMount, is_possible: bool) -> Result<bool, Er
     }
 }
 
-/// Returns the part of its volume that a mount asks for; empty: all of it.
+/// Returns the path in its volume that a mount asks for (`subPath`, or `subPathExpr` with the
+/// values of variables); empty: the whole volume.
 fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, Error> {
     let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
         "" => mount.sub_path.clone().unwrap_or_default(),
@@ -296,8 +300,8 @@ pub fn remove_logs(folders: &Folders, uid: &Uid) -> io::Result<()> {
     Ok(())
 }
 
-/// The pod of a folder of logs, by the name of the folder: NAMESPACE_NAME_UID. `None`: it is another
-/// program's.
+/// Returns the uid of the pod of a folder of logs, from the folder's name: NAMESPACE_NAME_UID.
+/// `None`: the folder is another program's.
 pub fn pod_of_logs(folder: &str) -> Option<Uid> {
     folder.splitn(3, '_').nth(2).and_then(Uid::parse)
 }
@@ -318,8 +322,8 @@ pub fn hosts(pod: &Pod, ips: &[String], name: &PodName) -> String {
     text + &aliases(pod)
 }
 
-/// The content of `/etc/hosts` in a pod with the host's network: the host's, and the pod's aliases.
-/// Blocks.
+/// Builds the content of `/etc/hosts` for a pod with the host's network: the host's own content and
+/// the pod's aliases. Blocks.
 ///
 /// # Errors
 /// When the host's file cannot be read.
@@ -333,13 +337,16 @@ pub fn host_hosts(pod: &Pod) -> Result<String, Error> {
     Ok(format!("{header}{of_host}{}", aliases(pod)))
 }
 
-/// Writes a pod's `/etc/hosts`. It is mounted in containers, so the file stays the same. Blocks.
+/// Writes a pod's `/etc/hosts` in place: a new file would not show in containers that have the old
+/// one mounted. Blocks.
 pub fn write_hosts(file: &Path, text: &str) -> io::Result<()> {
     fs::write(file, text)?;
-    // Without the process's mask.
+    // A new file has the mode that the mask of the process leaves.
     fs::set_permissions(file, fs::Permissions::from_mode(0o644))
 }
 
+/// Builds the lines of `/etc/hosts` for the pod's `hostAliases`, below a comment; empty: it has no
+/// aliases.
 fn aliases(pod: &Pod) -> String {
     let mut text = String::new();
     for (at, alias) in pod.spec().host_aliases.iter().flatten().enumerate() {

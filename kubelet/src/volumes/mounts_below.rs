@@ -29,8 +29,8 @@ pub(super) fn is_mounted(path: &Path) -> io::Result<bool> {
     Ok(points()?.contains(&path))
 }
 
-/// Keeps what is unmounted below a mount from being unmounted elsewhere too. Nothing mounted there
-/// is no error. Blocks.
+/// Makes a mount and those below it private: what is unmounted there then stays mounted elsewhere.
+/// Does nothing when nothing is mounted at the path. Blocks.
 ///
 /// # Errors
 /// The kernel refuses it.
@@ -42,7 +42,8 @@ pub(super) fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns the path as the table has it, without following a link at its end.
+/// Returns the path as the kernel's table has it: without links above its last part, which is not
+/// followed. `None`: there is no folder above it.
 fn real(path: &Path) -> io::Result<Option<PathBuf>> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return Ok(None) };
     match parent.canonicalize() {
@@ -52,6 +53,7 @@ fn real(path: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
+/// Lists all paths at which something is mounted, the oldest mount first.
 fn points() -> io::Result<Vec<PathBuf>> {
     let table = fs::read_to_string("/proc/self/mountinfo")?;
     Ok(table.lines().filter_map(|line| line.split(' ').nth(4)).map(mount_point).collect())

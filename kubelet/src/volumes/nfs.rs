@@ -26,13 +26,14 @@ pub(super) struct Export {
 }
 
 impl Export {
-    /// A pod's own volume.
+    /// Describes the export of a pod's own volume.
     pub(super) fn of_pod(source: &core::NFSVolumeSource) -> Export {
         Export::new(source, source.read_only.unwrap_or_default(), BTreeSet::new())
     }
 
-    /// The volume of a claim. `None`: it is no such volume. The annotation with mount options stands
-    /// for those of the spec, also when it is empty. Upstream: `MountOptionFromSpec`.
+    /// Describes the export of the volume of a claim. `None`: it is not an NFS volume. The
+    /// annotation with mount options replaces those of the spec, also when it is empty. Upstream:
+    /// `MountOptionFromSpec`.
     pub(super) fn of_claim(bound: &Bound) -> Option<Export> {
         let spec = bound.volume.spec.as_ref()?;
         let annotations = bound.volume.metadata.annotations.as_ref();
@@ -45,6 +46,8 @@ impl Export {
         Some(Export::new(spec.nfs.as_ref()?, bound.read_only, options.collect()))
     }
 
+    /// Describes an export: an IPv6 address stands in brackets, and a read-only one has the option
+    /// `ro`.
     fn new(source: &core::NFSVolumeSource, read_only: bool, options: BTreeSet<String>) -> Export {
         let mut options = options;
         if read_only {
@@ -57,6 +60,7 @@ impl Export {
         Export { source: format!("{server}:{}", source.path), read_only, options }
     }
 
+    /// Returns the arguments of `mount` before the target.
     fn arguments(&self) -> Vec<String> {
         let mut arguments = vec!["-t".to_owned(), "nfs".to_owned()];
         if !self.options.is_empty() {
@@ -67,8 +71,8 @@ impl Export {
         arguments
     }
 
-    /// Mounts it. What is mounted there already stays as it is. Blocks, until `mount` gives up if
-    /// the server does not answer.
+    /// Mounts the export. What is mounted there already stays as it is. Blocks, until `mount` gives
+    /// up if the server does not answer.
     ///
     /// # Errors
     /// `mount` fails, or is missing.
@@ -86,7 +90,7 @@ impl Export {
             }
             Err(error) => Error::at("mount")(error),
         };
-        // Only an empty one goes.
+        // Fails where the folder is not empty: its files stay.
         let _ = fs::remove_dir(target);
         Err(fault)
     }

@@ -18,10 +18,11 @@ const ENTER: u32 = 0o110;
 /// New files of a folder have its group.
 const SET_GID: u32 = 0o2000;
 
-/// Gives all of a volume to a group, whose users may write then; `only_if_needed`: not when the
-/// volume's own folder is as it would be. Containers of other pods may change the volume meanwhile, so
-/// no link is followed. A file that cannot be changed is in the log alone, as upstream: a server
-/// may refuse it, or a part of the volume may be read-only. Blocks.
+/// Changes the group of all files of a volume, and lets the group write them; `only_if_needed`:
+/// does nothing when the volume's own folder has the group and mode already. Containers of other
+/// pods may change the volume meanwhile, so no link is followed. A file that cannot be changed is
+/// in the log alone, as upstream: a server may refuse it, or a part of the volume may be read-only.
+/// Blocks.
 ///
 /// # Errors
 /// The first folder or file that cannot be read; the rest is done beside it.
@@ -31,7 +32,7 @@ pub(super) fn apply(volume: &Path, group: u32, only_if_needed: bool) -> io::Resu
         return Ok(());
     }
     let mut enter = |at: BorrowedFd<'_>, name: &CStr, status: &Stat| {
-        // Folders come after what is in them.
+        // A folder changes after what is in it, in `leave`. True: walk through the folder.
         match tree::is_folder(status) {
             true => Ok(true),
             false => {
@@ -45,7 +46,7 @@ pub(super) fn apply(volume: &Path, group: u32, only_if_needed: bool) -> io::Resu
         Ok(())
     };
     tree::walk(volume, &mut enter, &mut leave)?;
-    // At last: it shows that all is done.
+    // The root comes last: it shows that all is done, see `is_needed`.
     change(volume, CWD, volume, group);
     Ok(())
 }
@@ -69,7 +70,7 @@ fn change(volume: &Path, at: impl AsFd, name: impl Arg + Copy + Debug, group: u3
 
 /// Gives one file or folder to the group, which may then read and write it. A link keeps its mode.
 fn try_change(at: impl AsFd, name: impl Arg, group: u32) -> io::Result<()> {
-    // Without a link in its place.
+    // A link in place of the file is not followed.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = openat(at, name, flags, Mode::empty())?;
     let status = fstat(&file)?;

@@ -23,7 +23,8 @@ pub struct Written {
     pub files: Payload,
 }
 
-/// Returns the kind of a volume that the kubelet writes; `None`: it is another one.
+/// Returns the name of the plugin's folder for a volume whose files the kubelet writes. `None`: the
+/// volume is of another kind.
 pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
     match volume {
         volume if volume.config_map.is_some() => Some("configmap"),
@@ -34,11 +35,11 @@ pub fn kind_of(volume: &core::Volume) -> Option<&'static str> {
     }
 }
 
-/// Builds the files of a volume; `None`: it is of another kind.
+/// Builds the files of a volume that the kubelet writes; `None`: it is of another kind.
 ///
 /// # Errors
 /// What is missing.
-pub fn of(
+pub fn build(
     pod: &Pod,
     volume: &core::Volume,
     objects: &PodObjects,
@@ -74,7 +75,8 @@ pub fn of(
     Ok(Some(Written { kind, in_memory: matches!(kind, "secret" | "projected"), files }))
 }
 
-/// Collects the files of all sources; later ones win.
+/// Builds the files of a projected volume from all its sources. Of files with the same path the
+/// last one counts.
 fn projected_files(
     pod: &Pod,
     sources: &[core::VolumeProjection],
@@ -158,13 +160,14 @@ impl Source<'_> {
     }
 }
 
+/// Makes a file with the mode of its item, else the default one of its volume.
 fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
     let mode = own.or(default).unwrap_or(DEFAULT_MODE);
     File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777, owner: None }
 }
 
-/// Builds the file of a token: its user alone reads it where all containers have one user, its
-/// group where the pod has a group of files.
+/// Builds the file of a token. If all containers have one user, only this user can read it; if the
+/// pod has an `fsGroup`, the group too.
 fn token_file(
     pod: &Pod,
     source: &core::ServiceAccountTokenProjection,
@@ -172,8 +175,8 @@ fn token_file(
     objects: &PodObjects,
 ) -> Result<Payload, Error> {
     let token = objects.token(source).map_err(Error::NoObject)?;
-    let owner = user(pod);
-    // The group's bits follow with its ownership.
+    let owner = common_user(pod);
+    // `atomic::write` adds the group's bits when it gives the file to the group.
     let mode = if owner.is_some() || fs_group(pod).is_some() { Some(0o600) } else { mode };
     let file = File { owner, ..file(token.as_bytes(), None, mode) };
     Ok(Payload::from([(clean(&source.path), file)]))
@@ -181,7 +184,7 @@ fn token_file(
 
 /// Returns the user that all containers have; `None`: they have several, or one does not name its
 /// user. Upstream: `FsUserFrom`.
-fn user(pod: &Pod) -> Option<u32> {
+fn common_user(pod: &Pod) -> Option<u32> {
     let of_pod = pod.spec().security_context.as_ref().and_then(|context| context.run_as_user);
     let mut users = pod.all_containers().map(|container| {
         let own = container.security_context.as_ref().and_then(|context| context.run_as_user);
@@ -220,8 +223,9 @@ fn downward_files(
     Ok(files)
 }
 
-/// Lists the folders that a volume needs so that other volumes can be mounted in it: it is
-/// read-only for the container. Upstream: `getNestedMountpoints`.
+/// Lists the folders that have to exist in a volume so that containers can mount other volumes
+/// below it: they cannot be made later, as the volume is read-only for containers. Upstream:
+/// `getNestedMountpoints`.
 pub fn nested(pod: &Pod, volume: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for container in pod.all_containers() {
@@ -279,7 +283,7 @@ mod tests {
     fn files(pod: &Pod, volume: &core::Volume, objects: &PodObjects) -> Result<String, String> {
         let node = OwnNode::for_tests("2", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
-        let written = of(pod, volume, objects, inputs).map_err(|error| chain(&error))?;
+        let written = build(pod, volume, objects, inputs).map_err(|error| chain(&error))?;
         Ok(shown(written.expect("a volume of files").files))
     }
 

@@ -40,7 +40,8 @@ pub(super) const HOST_PATH_PLUGIN: &str = "kubernetes.io/host-path";
 /// That of a volume whose plugin is not known, or missing here.
 pub(super) const NO_PLUGIN: &str = "N/A";
 
-/// The plugin of a volume, in metrics; `None`: it has a claim, a driver or an unknown kind.
+/// Returns the name of a volume's plugin, for metrics. `None`: it has a claim, a driver or an
+/// unknown kind.
 pub(super) fn plugin(volume: &core::Volume) -> Option<&'static str> {
     let kinds = [
         (volume.empty_dir.is_some(), "kubernetes.io/empty-dir"),
@@ -55,7 +56,7 @@ pub(super) fn plugin(volume: &core::Volume) -> Option<&'static str> {
     kinds.into_iter().find_map(|(is_it, plugin)| is_it.then_some(plugin))
 }
 
-/// Whether a volume has neither a claim nor a driver nor a server.
+/// Returns whether a volume has neither a claim nor a driver nor a server.
 pub(super) fn is_plain(volume: &core::Volume) -> bool {
     volume.persistent_volume_claim.is_none()
         && volume.ephemeral.is_none()
@@ -105,7 +106,7 @@ pub(super) fn set_up(
         } else if volume.image.is_some() {
             // The runtime mounts it.
             Ok(PathBuf::new())
-        } else if let Some(written) = payload::of(pod, volume, objects, inputs)? {
+        } else if let Some(written) = payload::build(pod, volume, objects, inputs)? {
             let path = folders.volume(&uid, written.kind, &volume.name);
             let size = memory_size(pod, None, inputs);
             set_up_written(&path, &written, pod, &volume.name, size, time)?;
@@ -141,7 +142,8 @@ pub(super) fn set_up(
     Ok(volumes.collect())
 }
 
-/// Makes an empty folder of all users, or a memory file system that the machine may have lost since.
+/// Sets up an emptyDir: a folder to which all users may write, or a file system in memory, which is
+/// mounted again after a restart of the machine. One that is there stays as it is.
 fn set_up_empty(
     path: &Path,
     empty: &core::EmptyDirVolumeSource,
@@ -171,16 +173,16 @@ fn set_up_empty(
     }
 }
 
-/// The mode of a volume of a pod with this group of files. In memory, users cannot remove the files
-/// of others.
+/// Returns the mode of a volume's folder. `group`: the pod's `fsGroup`, which new files get too. In
+/// memory, users cannot remove the files of others.
 fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
     let for_group = if group.is_some() { 0o2000 } else { 0 };
     let sticky = if in_memory { 0o1000 } else { 0 };
     0o777 | for_group | sticky
 }
 
-/// The bytes of a volume in memory: at most the memory of the pod, and of all pods of the node.
-/// Upstream: `calculateEmptyDirMemorySize`.
+/// Returns the size in bytes of a volume in memory: the smallest of its own limit, the pod's limit
+/// of memory and the memory that the node has for pods. Upstream: `calculateEmptyDirMemorySize`.
 fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, inputs: DownwardInputs<'_>) -> Option<i64> {
     let own = limit.and_then(|limit| limit.0.parse::<Quantity>().ok()).map(Quantity::value);
     let of_node = inputs.node.allocatable("memory").value();
@@ -188,14 +190,16 @@ fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, inputs: DownwardInputs<'_
     limits.into_iter().flatten().filter(|bytes| *bytes > 0).min()
 }
 
-/// The options of the mount of a volume in memory. Without a size it is the kernel's default.
+/// Builds the options for the mount of a volume in memory. Without a size the kernel's default
+/// counts.
 fn memory_options(size: Option<i64>, group: Option<u32>) -> String {
     let size = size.map(|size| format!(",size={size}")).unwrap_or_default();
     let gid = group.map(|group| format!(",gid={group}")).unwrap_or_default();
     format!("mode={:o}{gid}{size}", mode_of(group, true))
 }
 
-/// Mounts a file system in memory, which stays there where the kernel can promise that.
+/// Mounts a file system in memory that is never swapped to disk. Where the kernel lacks that option
+/// (`noswap`), it may be swapped.
 fn mount_memory(path: &Path, options: &str) -> io::Result<()> {
     let mount = |options: &str| {
         let options = CString::new(options)?;
@@ -209,7 +213,8 @@ fn mount_memory(path: &Path, options: &str) -> io::Result<()> {
     }
 }
 
-/// Checks a host path by its type, and makes it where the type asks for that.
+/// Checks that a host path is of the type that the pod names, and makes it first if the type ends
+/// in `OrCreate`.
 pub(super) fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), Error> {
     let (path, kind) = (Path::new(&host.path), host.type_.as_deref().unwrap_or_default());
     let fault = |source| Error::HostPath { path: host.path.clone(), source };
@@ -244,7 +249,8 @@ pub(super) fn check_host_path(host: &core::HostPathVolumeSource) -> Result<(), E
     }
 }
 
-/// Makes the files of a volume that the kubelet writes.
+/// Sets up a volume whose files the kubelet writes: its folder, in memory where that is wanted, the
+/// mount points in it, and the files.
 fn set_up_written(
     path: &Path,
     written: &payload::Written,
@@ -271,7 +277,7 @@ fn set_up_written(
     atomic::write(path, &written.files, fs_group(pod), time)
 }
 
-/// Whether something is mounted there.
+/// Returns whether a folder is a mount point: its device is not that of its parent.
 fn is_mount_point(path: &Path) -> io::Result<bool> {
     let parent = path.parent().unwrap_or(path);
     Ok(fs::metadata(path)?.dev() != fs::metadata(parent)?.dev())

@@ -14,7 +14,8 @@ use crate::pod::Uid;
 
 const TABLE: &str = "/proc/self/mountinfo";
 
-/// Whether the machine has SELinux. Blocks at the first call. Upstream: `selinux.GetEnabled`.
+/// Returns whether the machine has SELinux. Blocks at the first call. Upstream:
+/// `selinux.GetEnabled`.
 pub fn has_selinux() -> bool {
     static HAS_SELINUX: LazyLock<bool> = LazyLock::new(|| {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
@@ -23,7 +24,8 @@ pub fn has_selinux() -> bool {
     *HAS_SELINUX
 }
 
-/// `label`: of this process. The kernel's own is that of a kernel without a policy.
+/// Returns whether SELinux is enabled: its file system is mounted writable and a policy is loaded.
+/// `label`: that of this process; it is `kernel` while the kernel has no policy.
 fn is_enabled(mounts: &str, label: &str) -> bool {
     let is_writable = |line: &&str| {
         let options = line.split(' ').nth(5).unwrap_or_default();
@@ -33,13 +35,15 @@ fn is_enabled(mounts: &str, label: &str) -> bool {
     found.any(|line| is_writable(&line)) && label.trim_end_matches(['\0', '\n']) != "kernel"
 }
 
-/// Whether the runtime relabels a volume for its containers. Blocks where the machine has SELinux.
+/// Returns whether the runtime has to relabel a volume for its containers. Blocks where the machine
+/// has SELinux.
 pub(super) fn relabels(folders: &Folders, uid: &Uid, volume: &Mounted) -> bool {
     has_selinux()
         && may_relabel(folders, uid, volume, &fs::read_to_string(TABLE).unwrap_or_default())
 }
 
-/// The volumes of hosts and images keep their labels, and so does what is read-only.
+/// Returns whether the kind of a volume allows a relabel: volumes of hosts and images keep their
+/// labels, and so does what is read-only. `mounts`: the text of a mountinfo.
 fn may_relabel(folders: &Folders, uid: &Uid, volume: &Mounted, mounts: &str) -> bool {
     let below = volume.path.strip_prefix(folders.pod(uid).join("volumes")).ok();
     let kind = below.and_then(|below| below.components().next());
@@ -52,7 +56,8 @@ fn may_relabel(folders: &Folders, uid: &Uid, volume: &Mounted, mounts: &str) -> 
     }
 }
 
-/// Whether files at a path can have labels: its file system says so. Upstream: `GetSELinux`.
+/// Returns whether files at a path can have labels, by the mount options of its file system.
+/// Upstream: `GetSELinux`.
 fn has_labels(mounts: &str, path: &Path) -> bool {
     let at = |line: &str| line.split(' ').nth(4).map(mount_point);
     let holds = |&line: &&str| at(line).is_some_and(|point| path.starts_with(point));

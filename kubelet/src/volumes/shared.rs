@@ -30,6 +30,7 @@ pub fn make_shared(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// A mount of the kernel's table.
 struct Mount {
     point: PathBuf,
     is_shared: bool,

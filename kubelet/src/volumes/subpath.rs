@@ -17,7 +17,7 @@ use super::mounts_below::make_private;
 /// The folder of a pod's mounts of this kind, in the pod's folder.
 pub const FOLDER: &str = "volume-subpaths";
 
-/// The bytes of a file that is read.
+/// The largest file that [`read`] accepts, in bytes.
 const MAX_TEXT: u64 = 1 << 20;
 
 /// No link may lead out of the volume, and no link of `/proc` is followed.
@@ -73,27 +73,31 @@ pub fn read(volume: &Path, path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Opens the folder of a volume, from which its parts are opened.
 fn open_root(volume: &Path) -> io::Result<OwnedFd> {
     // The volume's own path has no part that a container could change.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     Ok(rustix::fs::open(volume, flags, Mode::empty())?)
 }
 
+/// Opens a part of a volume without access to its content. Fails when a link leads out of the
+/// volume.
 fn open(root: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     openat2(root, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), WITHIN)
 }
 
-/// Makes the missing folders of `path`.
+/// Makes the missing folders of `path` below the volume's folder `root`, with the mode of `root`.
 fn make(root: &OwnedFd, path: &Path) -> io::Result<()> {
     let mode = Mode::from_raw_mode(fstat(root)?.st_mode & 0o7777);
     let parts: Vec<_> = path.iter().collect();
-    let is_there = |count: usize| open(root, &parts[..count].iter().collect::<PathBuf>());
+    let open_first = |count: usize| open(root, &parts[..count].iter().collect::<PathBuf>());
+    // Becomes the number of leading parts that exist.
     let mut at = parts.len();
     let mut parent = loop {
         if at == 0 {
             break open(root, Path::new("."))?;
         }
-        match is_there(at) {
+        match open_first(at) {
             Ok(found) => break found,
             Err(Errno::NOENT) => at -= 1,
             Err(error) => return Err(error.into()),
@@ -108,7 +112,7 @@ fn make(root: &OwnedFd, path: &Path) -> io::Result<()> {
         // A link that has taken its place is not followed.
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = openat2(&parent, *part, flags, Mode::empty(), WITHIN)?;
-        // Without the process's mask.
+        // `mkdirat` has applied the mask of the process.
         fchmod(&made, mode)?;
         parent = made;
     }
@@ -153,6 +157,7 @@ fn prepare(target: &Path, is_folder: bool) -> io::Result<()> {
     }
 }
 
+/// Returns whether the file or folder of `status` is mounted at `target` already.
 fn is_same(status: &Stat, target: &Path) -> bool {
     fs::symlink_metadata(target)
         .is_ok_and(|there| there.dev() == status.st_dev && there.ino() == status.st_ino)

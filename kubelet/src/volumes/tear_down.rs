@@ -58,7 +58,8 @@ pub(super) enum Rest {
 }
 
 impl Inner {
-    /// Ends all volumes of a pod, and removes its folder but for the `rest`.
+    /// Ends all volumes of a pod by what is in its folder, and removes the folder except for the
+    /// `rest`.
     pub(super) async fn undo(&self, uid: &Uid, rest: Rest) -> Result<(), Error> {
         let folder = self.folders.pod(uid);
         let of = folder.clone();
@@ -67,7 +68,7 @@ impl Inner {
             if !fs::symlink_metadata(&of).is_ok_and(|found| found.is_dir()) {
                 return Ok(Vec::new());
             }
-            // They lie on the volumes.
+            // Mounts of subPaths lie on the volumes, so they end first.
             unmount_below(&of.join(subpath::FOLDER), UnmountFlags::empty())?;
             volumes(&of).map_err(Error::at(of))
         });
@@ -90,7 +91,7 @@ impl Inner {
         outcome?;
         let messages = (rest == Rest::Messages).then(|| self.folders.messages(uid));
         task::blocking(move || {
-            // What is still mounted would be emptied.
+            // To remove the folder would empty what is still mounted below it.
             match mounts_below(&folder).map_err(Error::at(&folder))?.into_iter().next() {
                 Some(mounted) => Err(Error::UnknownMount(mounted)),
                 None => remove_but(&folder, messages).map_err(Error::at(&folder)),
@@ -129,6 +130,7 @@ fn remove_but(folder: &Path, kept: Option<PathBuf>) -> io::Result<()> {
     removed.map(|entry| tree::remove(&entry)).fold(Ok(()), Result::and)
 }
 
+/// Lists the volumes in a pod's folder; their kinds are the names of the folders in which they are.
 fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
     let mut found = Vec::new();
     for kind in entries(&pod.join("volumes"))? {
@@ -169,11 +171,12 @@ fn undo_plain(volume: Found) -> Result<(), Error> {
                 false => Err(Error::UnknownVolume(path)),
             }
         }
+        // `undo` ends these by calls to their drivers.
         Found::Csi(_) | Found::CsiDevice(_) => Ok(()),
     }
 }
 
-/// Unmounts a folder, and removes it. What lies in it is not the pod's: only an empty one goes.
+/// Unmounts a folder, and removes it. Fails if it is not empty then: its content is not the pod's.
 /// Blocks.
 fn undo_mount(folder: &Path, flags: UnmountFlags) -> Result<(), Error> {
     while is_mounted(folder).map_err(Error::at(folder))? {
@@ -205,9 +208,10 @@ fn unmount_all(path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// Unmounts what is mounted at a path; nothing there is a success.
 fn unmount_one(path: &Path, flags: UnmountFlags) -> io::Result<()> {
     match unmount(path, flags | UnmountFlags::NOFOLLOW) {
-        // It went with the one below it.
+        // The unmount of the one on which it lay has ended it too.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
         Err(error) => Err(error.into()),
     }

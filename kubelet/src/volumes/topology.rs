@@ -29,8 +29,9 @@ impl Topology {
         Topology { zone, region: Some(region) }
     }
 
-    /// Returns the node affinity of a volume by the driver's labels. The volume's own labels stand
-    /// for what its affinity does not say.
+    /// Returns the node affinity of a volume with the driver's labels in place of Kubernetes'
+    /// labels of zones and regions. A zone or region that only the volume's own labels name is
+    /// added.
     pub(super) fn affinity(
         self,
         volume: &core::PersistentVolume,
@@ -49,7 +50,7 @@ impl Topology {
                 Some(_) => add(&mut terms, self.zone, [zones]),
             }
         }
-        // Newer nodes have no beta labels.
+        // A driver without a label of regions gets the GA one: newer nodes have no beta labels.
         let is_replaced = replace(&mut terms, region, self.region.unwrap_or(GA.1));
         if let (false, Some(own)) = (is_replaced, self.region) {
             add(&mut terms, own, label(region));
@@ -62,8 +63,8 @@ impl Topology {
     }
 }
 
-/// The labels of zones and regions that a volume uses, in its affinity or else in its own labels.
-/// Upstream: `getTopologyLabel`.
+/// Returns the labels of a zone and a region that a volume uses, in its affinity or else in its own
+/// labels. Upstream: `getTopologyLabel`.
 fn keys(
     terms: &[core::NodeSelectorTerm],
     has_label: impl Fn(&str) -> bool,
@@ -92,7 +93,8 @@ fn replace(terms: &mut [core::NodeSelectorTerm], old: &str, new: &str) -> bool {
     has_values
 }
 
-/// Adds a key to all terms, if it has values. Upstream: `addTopology`.
+/// Adds the requirement that `key` has one of `values` to all terms; does nothing without values.
+/// Upstream: `addTopology`.
 fn add<'a>(
     terms: &mut Vec<core::NodeSelectorTerm>,
     key: &str,

@@ -23,9 +23,9 @@ use crate::csi::{self, Amounts};
 use crate::metrics;
 use crate::pod::{Pod, PodExt, Uid};
 
-/// An answer waits for so long for the measurements that it has begun. Those of a driver that takes
+/// How long an answer waits for the measurements that it has begun. Those of a driver that takes
 /// longer are in a later answer.
-const PATIENCE: Duration = Duration::from_secs(2);
+const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// A pod and a volume of it.
 type Key = (Uid, String);
@@ -41,7 +41,7 @@ pub struct MeasuredVolume {
     pub amounts: Amounts,
 }
 
-/// Who knows what a volume holds.
+/// How a volume is measured: by a call to its driver, by its file system, or by its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Gauge {
     Driver { of: Handle, path: PathBuf },
@@ -62,7 +62,8 @@ struct Entry {
 pub(super) struct Usages(Mutex<HashMap<Key, Entry>>);
 
 impl Usages {
-    /// Begins the measurements that are due, and forgets volumes that are not there any more.
+    /// Returns the volumes whose measurement is due, and marks it as running: the caller measures
+    /// them and calls `end`. Forgets volumes that are not among `volumes` any more.
     fn begin(
         &self,
         volumes: BTreeMap<Key, Gauge>,
@@ -77,6 +78,7 @@ impl Usages {
                 is_running: false,
                 last: None,
             });
+            // The entry that was just made.
             let is_first = entry.begun == now && entry.last.is_none();
             let is_due = is_first || now.saturating_sub(entry.begun) >= period;
             // One at a time: a driver may be silent for long.
@@ -89,6 +91,7 @@ impl Usages {
         due.collect()
     }
 
+    /// Records the end of the measurement that began at `begun`; `last`: what it has found.
     fn end(&self, key: &Key, begun: Duration, last: Option<(Timestamp, Amounts)>) {
         // The volume may be gone, or be another one of this name.
         if let Some(entry) = self.0.lock().get_mut(key).filter(|entry| entry.begun == begun) {
@@ -100,20 +103,22 @@ impl Usages {
         self.0.lock().get(key).and_then(|entry| entry.last)
     }
 
-    /// A pod has ended.
+    /// Forgets the measurements of a pod that has ended.
     pub(super) fn forget(&self, uid: &Uid) {
         self.0.lock().retain(|(of, _), _| of != uid);
     }
 }
 
 impl VolumeManager {
-    /// How often volumes are measured at most; `None`: never.
+    /// Returns the shortest time between two measurements of a volume; `None`: volumes are never
+    /// measured.
     pub fn usage_period(&self) -> Option<Duration> {
         self.0.usage_period
     }
 
-    /// What the volumes of claims and drivers of these pods hold, as far as it is known.
-    /// The future may be dropped at any time: measurements that it has begun run to their ends.
+    /// Returns what the volumes of claims and drivers of these pods hold, as far as it is known.
+    /// Measures first those whose last measurement is older than the period. The future may be
+    /// dropped at any time: measurements that it has begun run to their ends.
     pub async fn usage(&self, pods: &[Arc<Pod>]) -> HashMap<Uid, Vec<MeasuredVolume>> {
         let inner = &self.0;
         let Some(period) = inner.usage_period else { return HashMap::new() };
@@ -134,16 +139,17 @@ impl VolumeManager {
                 measurement.await;
             }
         };
-        all.or(inner.clock.sleep(PATIENCE)).await;
+        all.or(inner.clock.sleep(MAX_WAIT)).await;
         pods.iter().map(|pod| (pod.uid(), inner.measured(pod))).collect()
     }
 }
 
-/// Upstream's names of what is to be set up, and of what is.
+/// Upstream's names of the volumes that have to be set up, and of those that are.
 const STATES: [&str; 2] = ["desired_state_of_world", "actual_state_of_world"];
 
 impl VolumeManager {
-    /// How many volumes of these pods there are, by plugin and state. Upstream: `getVolumeCount`.
+    /// Counts the volumes of these pods by plugin and state, for a metric. Upstream:
+    /// `getVolumeCount`.
     pub fn counts(&self, pods: &[Arc<Pod>]) -> BTreeMap<(String, &'static str), i64> {
         let known = self.0.state.lock().known();
         let mut counts = BTreeMap::new();
@@ -163,7 +169,8 @@ impl VolumeManager {
     }
 }
 
-/// Upstream: `GetFullQualifiedPluginNameForVolume`.
+/// Returns the name of a volume's plugin, for metrics. `mounted`: the volume, if it is set up;
+/// `driven`: its handle, if a CSI driver has it. Upstream: `GetFullQualifiedPluginNameForVolume`.
 fn plugin_of(volume: &core::Volume, mounted: Option<&Mounted>, driven: Option<&Handle>) -> String {
     if let Some(of) = driven {
         return of.plugin();
@@ -181,6 +188,7 @@ fn plugin_of(volume: &core::Volume, mounted: Option<&Mounted>, driven: Option<&H
 }
 
 impl Inner {
+    /// Returns the last measurements of a pod's volumes; volumes without one are left out.
     fn measured(&self, pod: &Pod) -> Vec<MeasuredVolume> {
         let volumes = pod.spec().volumes.iter().flatten();
         let measured = volumes.filter_map(|volume| {
@@ -191,7 +199,8 @@ impl Inner {
         measured.collect()
     }
 
-    /// What knows of the volumes that are set up.
+    /// Returns how each volume that is set up is measured; those that are not measured are left
+    /// out.
     fn gauges(&self) -> BTreeMap<Key, Gauge> {
         let known = self.state.lock().known();
         let gauges = known.into_iter().filter_map(|((uid, name), (mounted, driven))| {
@@ -201,7 +210,7 @@ impl Inner {
         gauges.collect()
     }
 
-    /// `None`: it fails, or the driver has no statistics.
+    /// Measures a volume. `None`: that failed, or the driver has no statistics.
     async fn measure(&self, (uid, volume): &Key, gauge: Gauge) -> Option<(Timestamp, Amounts)> {
         let (time, begin) = (self.clock.now(), self.clock.monotonic());
         let label = match &gauge {
@@ -223,13 +232,15 @@ impl Inner {
         found.map(|amounts| (time, amounts))
     }
 
+    /// Asks a driver for the usage of its volume. `None`: it has no statistics.
     async fn ask(&self, of: &Handle, path: &Path) -> Result<Option<Amounts>, csi::Error> {
         let driver = self.drivers.get(&of.driver)?;
         driver.volume_stats(&of.handle, path).await
     }
 }
 
-/// `None`: nothing is measured of it, as of a hostPath.
+/// Decides how a volume is measured. `None`: it is not, such as a hostPath. `driven`: its handle,
+/// if a CSI driver has it.
 fn gauge_of(
     folders: &Folders,
     uid: &Uid,
@@ -245,13 +256,14 @@ fn gauge_of(
         (None, _) => {
             let below = mounted.path.strip_prefix(folders.pod(uid).join("volumes")).ok()?;
             let kind = below.components().next()?.as_os_str();
+            // Only these are file systems of their own.
             let is_mount = kind == plain::LOCAL || kind == nfs::FOLDER;
             is_mount.then_some(Gauge::FileSystem(mounted.path))
         }
     }
 }
 
-/// Blocks. Upstream: `fs.Info`.
+/// Reads the size and the usage of the file system at a path. Blocks. Upstream: `fs.Info`.
 fn file_system(path: &Path) -> Result<Amounts, Error> {
     let found = rustix::fs::statvfs(path).map_err(|error| Error::at(path)(error.into()))?;
     let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
@@ -265,7 +277,7 @@ fn file_system(path: &Path) -> Result<Amounts, Error> {
     })
 }
 
-/// The size of a device; nothing else of it is known. Blocks.
+/// Reads the size of a device; nothing else of it is known. Blocks.
 fn device(path: &Path) -> Result<Amounts, Error> {
     let size = File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
     let capacity_bytes = size.map_err(Error::at(path))?;

@@ -78,6 +78,7 @@ pub(in crate::volumes) struct Staged {
 pub(in crate::volumes) fn staged(folders: &Folders) -> io::Result<Vec<Staged>> {
     let mut found = Vec::new();
     for driver in entries(&folders.csi())? {
+        // The folder of volumes of blocks, which follow below.
         if driver.file_name().is_some_and(|name| name == "volumeDevices") {
             continue;
         }
@@ -103,6 +104,8 @@ pub(in crate::volumes) fn staged(folders: &Folders) -> io::Result<Vec<Staged>> {
     Ok(found)
 }
 
+/// Reads the data of a volume from its folder. `None`: there are no data, or they cannot be read,
+/// which is logged.
 fn load(folder: &Path) -> Option<VolumeData> {
     VolumeData::load(folder).unwrap_or_else(|error| {
         log::error!("{}", crate::causes::chain(&error));
@@ -139,7 +142,8 @@ pub(in crate::volumes) fn published(folders: &Folders) -> io::Result<Vec<(String
     Ok(names)
 }
 
-/// Lists the pods that have a volume published or begun, by the files in their folders. Blocks.
+/// Lists the uids of the pods that have a staged volume published, or whose publication has begun,
+/// by the files in their folders. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
@@ -174,7 +178,8 @@ pub(in crate::volumes) fn users(folders: &Folders, of: &Staged) -> io::Result<Ve
     Ok(users)
 }
 
-/// Makes a link, in place of another one.
+/// Makes `link` a symbolic link to `to`, in place of what is there. Does nothing if it is one
+/// already.
 pub(in crate::volumes) fn make_link(to: &Path, link: &Path) -> io::Result<()> {
     if fs::read_link(link).is_ok_and(|old| old == to) {
         return Ok(());
@@ -197,17 +202,17 @@ pub(super) fn remove_published(folder: &Path) -> Result<(), Error> {
 /// Removes the files and folders of a volume that its driver has unstaged. Fails when something is
 /// still mounted there.
 pub(super) fn remove_staged(of: &Staged) -> Result<(), Error> {
-    let fine =
+    let allow_absent =
         |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
     if of.block.is_some() {
         // What pods have comes first: while a part of it stays, nothing is removed.
         let published = of.path.parent().and_then(Path::parent).zip(of.block.as_ref());
         if let Some(published) = published.map(|(all, name)| all.join("publish").join(name)) {
-            fine(fs::remove_dir(&published), &published)?;
+            allow_absent(fs::remove_dir(&published), &published)?;
         }
         let volume = of.folder.parent().unwrap_or(&of.folder);
         let dev = volume.join(UPSTREAMS_DEVICES);
-        fine(fs::remove_dir(&dev), &dev)?;
+        allow_absent(fs::remove_dir(&dev), &dev)?;
         // The driver may leave files, but no mounts.
         let mut mounts = mounts_below(&of.path).map_err(Error::at(&of.path))?;
         if is_mounted(&of.path).map_err(Error::at(&of.path))? {
@@ -218,15 +223,16 @@ pub(super) fn remove_staged(of: &Staged) -> Result<(), Error> {
         }
         tree::remove(&of.path).map_err(Error::at(&of.path))?;
         VolumeData::remove(&of.folder)?;
-        fine(fs::remove_dir(&of.folder), &of.folder)?;
-        return fine(fs::remove_dir(volume), volume);
+        allow_absent(fs::remove_dir(&of.folder), &of.folder)?;
+        return allow_absent(fs::remove_dir(volume), volume);
     }
     remove_mount(&of.path)?;
     VolumeData::remove(&of.folder)?;
-    fine(fs::remove_dir(&of.folder), &of.folder)
+    allow_absent(fs::remove_dir(&of.folder), &of.folder)
 }
 
-/// Removes what the driver should have removed; what is still mounted stays.
+/// Removes the folder or file on which a volume was mounted, as the driver should have done. Fails
+/// if something is still mounted there.
 fn remove_mount(path: &Path) -> Result<(), Error> {
     if is_mounted(path).map_err(Error::at(path))? {
         return Err(Error::UnknownMount(path.to_owned()));
@@ -239,6 +245,7 @@ fn remove_mount(path: &Path) -> Result<(), Error> {
     .map_err(Error::at(path))
 }
 
+/// Turns the error that a file does not exist into a success.
 pub(in crate::volumes) fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
     outcome.or_else(|error| match error.kind() {
         io::ErrorKind::NotFound => Ok(()),

@@ -12,9 +12,10 @@ use crate::volumes::manager::Inner;
 const RESOURCE_EXHAUSTED: i32 = 8;
 
 impl Inner {
-    /// Whether the attachment of a volume has failed because the node has as many as it may have;
-    /// the CSINode then follows the driver. Only for drivers whose CSIDriver asks for that.
-    /// Upstream: `VerifyExhaustedResource`.
+    /// Returns whether the attachment of a volume has failed because the node has as many volumes
+    /// as it may have. If so, writes the driver's present limit to the CSINode. False for all
+    /// drivers whose CSIDriver has no `nodeAllocatableUpdatePeriodSeconds`. Upstream:
+    /// `VerifyExhaustedResource`.
     pub(in crate::volumes) async fn exceeds_limit(&self, of: &Handle) -> bool {
         let Some(server) = &self.server else { return false };
         let object = server.csi_drivers.get(&of.driver).ok();
@@ -40,7 +41,8 @@ impl Inner {
     }
 }
 
-/// Upstream: `isResourceExhaustError`.
+/// Returns whether an attachment has failed with RESOURCE_EXHAUSTED. Upstream:
+/// `isResourceExhaustError`.
 fn is_exhausted(attachment: &storage::VolumeAttachment) -> bool {
     let status = attachment.status.as_ref();
     let error = status.and_then(|status| status.attach_error.as_ref());

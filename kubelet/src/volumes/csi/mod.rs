@@ -36,8 +36,10 @@ const ATTACHMENTS: ResourceType =
     ResourceType::fixed("storage.k8s.io", "v1", "VolumeAttachment", "volumeattachments", false);
 
 impl Inner {
-    /// Makes a driver's volume usable for a pod. May be repeated, and may be done already.
-    /// `is_published`: it was published before by this process.
+    /// Stages and publishes a driver's volume for a pod, once it is attached, and expands it where
+    /// that is due. May be repeated. `bound`: its claim, for a persistent volume; `is_published`:
+    /// this process has published it before, so it is published again only if its CSIDriver asks
+    /// for that.
     pub(super) async fn mount_csi(
         &self,
         pod: &Pod,
@@ -71,7 +73,7 @@ impl Inner {
             }
         }
         let plugin = plugin(&volume.driver);
-        let attached = self.attached(server, volume, &object);
+        let attached = self.check_attached(server, volume, &object);
         let context = match volume.lifecycle == Lifecycle::Persistent && object.attaches() {
             true => self.counted(&plugin, "verify_controller_attached_volume", attached).await,
             false => attached.await,
@@ -110,7 +112,7 @@ impl Inner {
         Ok(Mounted { path, read_only, is_device, group, persistent })
     }
 
-    /// Where containers have a published volume.
+    /// Returns where containers have a published volume.
     fn published_path(&self, pod: &Pod, volume: &CsiVolume) -> PathBuf {
         match volume.is_block {
             true => self.folders.device_link(&pod.uid(), FOLDER, &volume.name),
@@ -118,12 +120,14 @@ impl Inner {
         }
     }
 
+    /// Lists the uids of the pods that use a volume, by the files in their folders.
     async fn users(&self, of: Staged) -> Result<Vec<String>, Error> {
         let folders = self.folders.clone();
         let users = task::blocking(move || users(&folders, &of).map_err(Error::at(folders.pods())));
         users.await
     }
 
+    /// Describes where a volume is or will be staged: its folders on the disk.
     fn staged_form(&self, volume: &CsiVolume) -> Staged {
         let (driver, handle) = (volume.driver.clone(), volume.handle.clone());
         match volume.is_block {
@@ -143,7 +147,7 @@ impl Inner {
 
     /// Checks that a volume is attached to this node, and returns what the attachment says to the
     /// driver. Upstream: `GenerateVerifyControllerAttachedVolumeFunc`, `WaitForAttach`.
-    async fn attached(
+    async fn check_attached(
         &self,
         server: &Server,
         volume: &CsiVolume,
@@ -177,6 +181,8 @@ impl Inner {
         check_attachment(&attachment, &volume.handle)
     }
 
+    /// Reads a Secret of a volume for a call to its driver; without a `key` it is empty. `what`:
+    /// the volume's field, for the error.
     async fn secret(
         &self,
         server: &Server,
@@ -196,7 +202,8 @@ impl Inner {
         Ok(data.map(|(key, value)| (key, text(value.0))).collect())
     }
 
-    /// Stages a volume on the node; returns where. Upstream: `MountDevice`, `stageVolumeForBlock`.
+    /// Stages a volume on the node, unless that is done, and returns the staging path. Upstream:
+    /// `MountDevice`, `stageVolumeForBlock`.
     async fn stage(
         &self,
         call: &CsiCall<'_>,
@@ -219,7 +226,7 @@ impl Inner {
         let made = task::blocking(move || -> Result<bool, Error> {
             make_all(&new.folder, CLOSED).map_err(Error::at(&new.folder))?;
             make_all(&new.path, CLOSED).map_err(Error::at(&new.path))?;
-            // One that cannot be read was there too.
+            // A file that cannot be read was written by an earlier attempt too.
             let was_begun = VolumeData::load(&new.folder).map_or(true, |data| data.is_some());
             data.save(&new.folder)?;
             Ok(was_begun)
@@ -235,7 +242,7 @@ impl Inner {
                 Ok(path)
             }
             Err(error) => {
-                // What is uncertain is undone by the driver, as what was staged before.
+                // Files of a volume that may be staged stay: its driver has to unstage it first.
                 if error.is_final() && !was_begun {
                     log_failure(self.forget_staged(of).await);
                 }
@@ -295,7 +302,7 @@ impl Inner {
         let (of, new, to) = (folder.clone(), path.clone(), link);
         let made = task::blocking(move || -> Result<bool, Error> {
             make_all(&of, CLOSED).map_err(Error::at(&of))?;
-            // One that cannot be read was there too.
+            // A file that cannot be read was written by an earlier attempt too.
             let was_begun = VolumeData::load(&of).map_or(true, |data| data.is_some());
             data.save(&of)?;
             let parent = new.parent().unwrap_or(&new);
@@ -315,7 +322,7 @@ impl Inner {
         let request =
             Publish { stage, staging_path: staging.to_owned(), read_only: volume.read_only };
         if let Err(error) = call.driver.publish(call.able, request).await {
-            // Containers may see what was published before, also by an earlier kubelet.
+            // Files of an earlier attempt stay: it may have published the volume to containers.
             if error.is_final() && !was_begun && !volume.is_block {
                 let removed = task::blocking(move || remove_published(&folder)).await;
                 log_failure(removed);
@@ -338,8 +345,8 @@ impl Inner {
         Ok(self.published_path(pod, volume))
     }
 
-    /// Fetches the tokens that a driver asks for, as an attribute. Upstream:
-    /// `podServiceAccountTokenAttrs`.
+    /// Fetches the tokens that a driver asks for. Returns the name and the value (JSON by audience)
+    /// of the attribute that has them. Upstream: `podServiceAccountTokenAttrs`.
     async fn tokens(
         &self,
         pod: &Pod,
@@ -390,7 +397,7 @@ impl Inner {
         let loaded = task::blocking(move || VolumeData::load(&folder)).await;
         if let Some(data) = loaded.map_err(|error| in_step(error.into()))? {
             let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
-            // It lies on the driver's device.
+            // Upstream's bind mount keeps the driver's device busy, so it ends first.
             let ended =
                 task::blocking(move || loop_device::end(&upstreams).map_err(Error::at(upstreams)));
             ended.await.map_err(&in_step)?;
@@ -451,7 +458,7 @@ pub(super) struct CsiCall<'a> {
 }
 
 impl Inner {
-    /// The Secret for the expansion of a volume.
+    /// Reads the Secret for the expansion of a volume.
     pub(super) async fn expand_secret(
         &self,
         call: &CsiCall<'_>,
@@ -472,7 +479,7 @@ fn check_attachment(
     }
     let status = attachment.status.clone().unwrap_or_default();
     if status.attached {
-        return Ok(map(status.attachment_metadata.as_ref()));
+        return Ok(string_map(status.attachment_metadata.as_ref()));
     }
     match status.attach_error {
         Some(error) => Err(Error::AttachFailed(error.message.unwrap_or_default())),
@@ -483,7 +490,7 @@ fn check_attachment(
     }
 }
 
-/// Returns what a driver gets to know of the pod. Upstream: `getPodInfoAttrs`.
+/// Returns the attributes by which a driver learns about the pod. Upstream: `getPodInfoAttrs`.
 fn pod_info(pod: &Pod, lifecycle: Lifecycle) -> [(String, String); 5] {
     let account = pod.spec().service_account_name.as_deref().unwrap_or_default();
     let is_ephemeral = lifecycle == Lifecycle::Ephemeral;

@@ -39,29 +39,31 @@ pub(in crate::volumes) struct Handle {
 }
 
 impl Handle {
-    /// The plugin, in metrics.
+    /// Returns the plugin's name, for metrics.
     pub(in crate::volumes) fn plugin(&self) -> String {
         plugin(&self.driver)
     }
 
-    /// Its unique name.
+    /// Returns the volume's unique name, as the Node's status has it.
     pub(in crate::volumes) fn device(&self) -> String {
         unique_name(&self.driver, &self.handle)
     }
 }
 
-/// The plugin of a driver's volumes, in metrics.
+/// Returns the plugin's name of a driver's volumes, for metrics.
 pub(super) fn plugin(driver: &str) -> String {
     format!("{PLUGIN}:{driver}")
 }
 
-fn key(secret: Option<&core::SecretReference>) -> Option<ObjectKey> {
+/// Returns the namespace and name of a Secret that a volume refers to.
+fn secret_key(secret: Option<&core::SecretReference>) -> Option<ObjectKey> {
     let secret = secret?;
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
     Some(ObjectKey::new(&text(&secret.namespace), &text(&secret.name)))
 }
 
-pub(super) fn map(all: Option<&BTreeMap<String, String>>) -> HashMap<String, String> {
+/// Converts a map of an object to the one of a call; `None` to an empty one.
+pub(super) fn string_map(all: Option<&BTreeMap<String, String>>) -> HashMap<String, String> {
     all.into_iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
@@ -81,7 +83,7 @@ impl CsiVolume {
             read_only: source.read_only.unwrap_or_default(),
             is_block: false,
             fs_type: source.fs_type.clone().unwrap_or_default(),
-            attributes: map(source.volume_attributes.as_ref()),
+            attributes: string_map(source.volume_attributes.as_ref()),
             access_modes: vec!["ReadWriteOnce".to_owned()],
             mount_options: Vec::new(),
             stage_secret: None,
@@ -104,35 +106,37 @@ impl CsiVolume {
             read_only: bound.read_only,
             is_block: bound.is_block(),
             fs_type: source.fs_type.clone().unwrap_or_default(),
-            attributes: map(source.volume_attributes.as_ref()),
+            attributes: string_map(source.volume_attributes.as_ref()),
             access_modes: spec.access_modes.unwrap_or_default(),
             mount_options: spec.mount_options.unwrap_or_default(),
-            stage_secret: key(source.node_stage_secret_ref.as_ref()),
-            publish_secret: key(source.node_publish_secret_ref.as_ref()),
-            expand_secret: key(source.node_expand_secret_ref.as_ref()),
+            stage_secret: secret_key(source.node_stage_secret_ref.as_ref()),
+            publish_secret: secret_key(source.node_publish_secret_ref.as_ref()),
+            expand_secret: secret_key(source.node_expand_secret_ref.as_ref()),
         }
     }
 
+    /// Returns the driver and the handle alone.
     pub(in crate::volumes) fn of(&self) -> Handle {
         Handle { driver: self.driver.clone(), handle: self.handle.clone() }
     }
 
-    /// The volume on this node, for locks.
+    /// Returns the volume's unique name, as the Node's status has it; locks have it too.
     pub(in crate::volumes) fn device(&self) -> String {
         unique_name(&self.driver, &self.handle)
     }
 
-    /// The first one counts, as upstream.
+    /// Returns the first access mode: the only one that counts for drivers, as upstream.
     fn access_mode(&self) -> String {
         self.access_modes.first().map_or("ReadWriteOnce", String::as_str).to_owned()
     }
 
+    /// Returns whether only one pod may use the volume.
     pub(super) fn is_exclusive(&self) -> bool {
         self.access_modes == ["ReadWriteOncePod"]
     }
 
-    /// Builds the part of a call that names the volume at a path. `group`: for a driver that sets
-    /// it.
+    /// Builds the part of a call that describes the volume and its path. The caller adds Secrets
+    /// and what the attachment says. `group`: the pod's, for a driver that sets it itself.
     pub(in crate::volumes) fn call(&self, path: &Path, group: Option<u32>) -> Stage {
         let mount = MountVolume {
             fs_type: self.fs_type.clone(),
@@ -149,8 +153,8 @@ impl CsiVolume {
         }
     }
 
-    /// Returns whether the kubelet gives the volume to the pod's group. Upstream:
-    /// `supportsFSGroup`.
+    /// Returns whether the kubelet gives the volume to the pod's group. `policy`: the
+    /// `fsGroupPolicy` of the driver's CSIDriver. Upstream: `supportsFSGroup`.
     pub(super) fn gets_group(&self, policy: &str) -> bool {
         let has_writer = || {
             let is_once = |mode: &String| mode == "ReadWriteOnce" || mode == "ReadWriteOncePod";
@@ -158,8 +162,10 @@ impl CsiVolume {
         };
         match policy {
             _ if self.read_only => false,
+            // The policy `None` of the CSIDriver: the driver does not support groups.
             "None" => false,
             "File" => true,
+            // `ReadWriteOnceWithFSType`, the default.
             _ => !self.fs_type.is_empty() && has_writer(),
         }
     }
