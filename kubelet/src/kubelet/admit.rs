@@ -37,14 +37,15 @@ const PREEMPTED: (&str, &str) = ("Preempting", "Preempted in order to admit crit
 const MIN_WAIT: Duration = Duration::from_secs(10);
 
 impl Kubelet {
-    /// Takes the pods that a source has added. Returns when those have ended that had to make room.
+    /// Admits the pods that a source has added and starts them, or rejects them. Waits until the
+    /// pods that have to make room for them have ended.
     pub(super) async fn add(&self, update: &PodUpdate) {
         for pod in &self.by_age(update).await {
             self.store.set_pod(pod);
             metrics::CONTAINERS_PER_POD.observe(pod.spec().containers.len() as f64);
             self.store.set_first_seen(pod.uid(), self.clock.monotonic());
             if self.dispatcher.is_terminating(&pod.uid()) {
-                // It is decided when the pod starts again.
+                // An earlier life of the pod has to end first: `start_again` admits it then.
                 self.dispatcher.update(pod, Reason::Create);
             } else if let Some(admitted) = self.decide(pod).await {
                 self.store.set_reserved(pod);
@@ -76,7 +77,8 @@ impl Kubelet {
         pods
     }
 
-    /// Decides about a pod; `None`: it fails.
+    /// Decides whether an added pod is admitted. `None`: it was rejected, and its status says why.
+    /// If the Node's labels do not fit, reads the Node from the API server and decides once more.
     async fn decide(&self, pod: &Arc<Pod>) -> Option<Admitted> {
         let allocated = self.resizes.allocated(pod);
         let mut outcome = self.admission_of(&allocated, &self.manager.node.own.get());
@@ -84,7 +86,8 @@ impl Kubelet {
             && let Some(fetch) = &self.admission.fetch_node
             && let Some(node) = fetch().await
         {
-            // A label may have come with the pod. The other pods of the update need it too.
+            // A label of the Node may be as new as the pod. The other pods of the update need it
+            // too.
             self.manager.node.own.keep_if_newer(&node);
             outcome = self.admission_of(&allocated, &node);
         }
@@ -93,6 +96,7 @@ impl Kubelet {
 
     /// Decides whether a pod may run here, beside the active pods and under the present pressure.
     pub(super) fn admission_of(&self, pod: &Pod, node: &core::Node) -> Result<Admitted, Rejection> {
+        // It takes no room: its worker only ends what still runs of it.
         if pod.has_ended() {
             return Ok(Admitted::default());
         }
@@ -104,8 +108,8 @@ impl Kubelet {
         admission::admit(pod, &Inputs { rules, node, active, pressure })
     }
 
-    /// Starts a pod again whose containers have ended since a source added it. What has to make
-    /// room for it ends meanwhile.
+    /// Admits and starts a pod again that a source added while its earlier life was ending, or
+    /// rejects it. Does not wait for the pods that have to make room for it.
     pub(super) fn start_again(&self, pod: &Arc<Pod>) {
         let allocated = self.resizes.allocated(pod);
         match self.admission_of(&allocated, &self.manager.node.own.get()) {
@@ -119,12 +123,14 @@ impl Kubelet {
         }
     }
 
+    /// Records that a pod is admitted, and gives it a worker.
     fn start(&self, pod: &Arc<Pod>) {
         self.store.set_admitted(pod);
         self.dispatcher.update(pod, Reason::Create);
     }
 
-    /// Fails a pod before it starts. What an earlier kubelet has started of it ends.
+    /// Fails a pod that is not admitted: records the status, and ends what an earlier kubelet has
+    /// started of it.
     fn reject(&self, pod: &Arc<Pod>, rejection: &Rejection) {
         let (reason, message) = (rejection.reason(), rejection.to_string());
         events::warning(pod, None, &reason, &message);
@@ -154,6 +160,7 @@ impl Kubelet {
         join_all(ends.collect()).await;
     }
 
+    /// Evicts the pods that make room for an admitted one, without waiting for their ends.
     pub(super) fn evict_for(&self, admitted: &Admitted) {
         let (reason, message) = PREEMPTED;
         for pod in &admitted.preempted {

@@ -28,12 +28,14 @@ struct State {
 }
 
 impl State {
+    /// Cancels the work that a pod's worker does now, if it does any.
     fn cancel(&self, uid: &str) {
-        open(&self.cancels, uid);
+        cancel_work(&self.cancels, uid);
     }
 }
 
-fn open(cancels: &HashMap<Uid, Latch>, uid: &str) {
+/// Opens the latch that cancels the present work of a pod; nothing without work.
+fn cancel_work(cancels: &HashMap<Uid, Latch>, uid: &str) {
     if let Some(cancel) = cancels.get(uid) {
         cancel.open();
     }
@@ -59,12 +61,12 @@ impl Dispatcher {
         }
     }
 
-    /// Waits for a change: a worker may have got or ended work.
+    /// Returns a listener that wakes when a worker may have got or ended work.
     pub(super) fn changed(&self) -> EventListener {
         self.changed.listen()
     }
 
-    /// Notifies the worker of a pod.
+    /// Passes a change of a pod to its worker, and cancels the work that other work replaces.
     pub(super) fn update(&self, pod: &Arc<Pod>, reason: Reason) {
         let mut state = self.state.lock();
         if state.workers.update(pod, reason) {
@@ -79,7 +81,7 @@ impl Dispatcher {
         notify_all(&self.changed);
     }
 
-    /// Ends a pod for the node's sake, with this grace at most.
+    /// Ends a pod for the node's sake, with this many seconds of grace at most.
     pub(super) fn evict(&self, uid: &str, grace: i64) {
         let mut state = self.state.lock();
         if state.workers.evict(uid, grace) {
@@ -103,7 +105,7 @@ impl Dispatcher {
         notify_all(&self.changed);
     }
 
-    /// Reports how a pod's work ended, at the time `now`.
+    /// Records how a pod's work ended, at the time `now`.
     pub(super) fn done(&self, uid: &str, outcome: Outcome, now: Duration) {
         let mut state = self.state.lock();
         state.cancels.remove(uid);
@@ -111,11 +113,12 @@ impl Dispatcher {
         notify_all(&self.changed);
     }
 
-    /// See [`Workers::retain`].
+    /// Forgets finished pods that no source has, ends those that run, and cancels their work. See
+    /// [`Workers::retain`].
     pub(super) fn retain(&self, desired: &BTreeSet<Uid>) -> Retained {
         let State { workers, cancels } = &mut *self.state.lock();
         workers.retain(desired, |uid| {
-            open(cancels, uid);
+            cancel_work(cancels, uid);
             notify_all(&self.changed);
         })
     }
@@ -154,7 +157,7 @@ impl Dispatcher {
         self.state.lock().workers.is_finished(uid)
     }
 
-    /// See [`Workers::counts`].
+    /// Counts the pods by the labels of upstream's metric. See [`Workers::counts`].
     pub(super) fn counts(&self, desired: &BTreeSet<Uid>) -> BTreeMap<[&'static str; 3], usize> {
         self.state.lock().workers.counts(&|uid| desired.contains(uid))
     }

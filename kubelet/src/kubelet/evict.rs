@@ -76,11 +76,11 @@ impl Kubelet {
                 false => ended,
             }
         });
-        self.published(pod, change);
+        self.announce_status(pod, change);
         self.dispatcher.evict(&pod.uid(), grace);
     }
 
-    /// Resolves when the pod holds nothing any more.
+    /// Waits until the pod holds nothing any more.
     pub async fn finished(&self, uid: &str) {
         loop {
             let changed = self.dispatcher.changed();
@@ -103,17 +103,17 @@ impl Kubelet {
         self.shutdown.is_set().then(|| "node is shutting down".to_owned())
     }
 
-    /// Waits until the machine shuts down, or does so no more.
+    /// Returns a listener that wakes when the machine begins to shut down, or does so no more.
     pub fn shutdown_changed(&self) -> EventListener {
         self.shutdown.changed.listen()
     }
 
-    /// Sets the status of a pod that the kubelet ends to failed.
+    /// Sets the status of a pod to failed: the kubelet is about to end the pod.
     pub(super) fn fail(&self, pod: &Arc<Pod>, reason: &str, message: &str) {
         let change = self.store.update_status(pod, self.clock.now(), |before, _| {
             failed(before.cloned().unwrap_or_default(), reason, message)
         });
-        self.published(pod, change);
+        self.announce_status(pod, change);
     }
 }
 
@@ -129,6 +129,7 @@ fn disruption_of(pod: &Pod, message: &str) -> core::PodCondition {
     }
 }
 
+/// Returns the status with the phase `Failed` and this reason and message.
 fn failed(status: core::PodStatus, reason: &str, message: &str) -> core::PodStatus {
     core::PodStatus {
         phase: Some("Failed".to_owned()),

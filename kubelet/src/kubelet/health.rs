@@ -31,7 +31,8 @@ impl LoopHealth {
         LoopHealth { state: State { relisted: now, entered: now, fault: None }.into() }
     }
 
-    /// Records that the loop is entered. Upstream's is not, while the runtime does not answer.
+    /// Records that the loop is entered, unless the runtime has not answered for long: upstream
+    /// does not enter its loop then.
     pub(super) fn enter(&self, now: Duration) {
         let mut state = self.state.lock();
         if now.saturating_sub(state.relisted) <= RELIST_THRESHOLD {
@@ -40,7 +41,7 @@ impl LoopHealth {
     }
 
     /// Records that the runtime has been listed. Returns the time since it was listed before.
-    pub(super) fn relisted(&self, now: Duration) -> Duration {
+    pub(super) fn record_relist(&self, now: Duration) -> Duration {
         let mut state = self.state.lock();
         if state.fault.take().is_some() {
             log::info!("the runtime answers again");
@@ -49,7 +50,7 @@ impl LoopHealth {
     }
 
     /// Records that the runtime could not be listed.
-    pub(super) fn failed(&self, fault: String) {
+    pub(super) fn record_failure(&self, fault: String) {
         let mut state = self.state.lock();
         if state.fault.as_ref() != Some(&fault) {
             log::error!("the runtime's pods cannot be listed: {fault}");
@@ -95,7 +96,7 @@ mod tests {
     fn loop_is_unhealthy_when_it_hangs_or_the_runtime_does_not_answer() {
         let seconds = Duration::from_secs;
         let health = LoopHealth::new(seconds(1000));
-        health.failed("gone".to_owned());
+        health.record_failure("gone".to_owned());
         assert!(!health.answers());
         health.enter(seconds(1180));
         // Too long after the last relist to count.
@@ -106,7 +107,7 @@ mod tests {
         assert!(health.check(seconds(1480), seconds(60)).is_ok());
         assert!(health.check(seconds(1481), seconds(60)).is_err());
         assert!(health.check(seconds(1481), seconds(600)).is_ok(), "syncs are rarer");
-        assert_eq!(health.relisted(seconds(1481)), seconds(481));
+        assert_eq!(health.record_relist(seconds(1481)), seconds(481));
         assert!(health.answers());
         health.enter(seconds(1481));
         assert!(health.check(seconds(1481), seconds(60)).is_ok());

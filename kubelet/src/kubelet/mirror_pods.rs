@@ -8,7 +8,8 @@ use crate::pod::{Pod, PodExt};
 use crate::sources::{Op, PodUpdate, Source};
 
 impl Kubelet {
-    /// Takes the mirror pods out of an update: they are not run.
+    /// Takes the mirror pods out of an update of the API server, and records them: they are not
+    /// run.
     pub(super) fn take_mirrors(&self, update: &mut PodUpdate) {
         if update.source != Source::Api {
             return;
@@ -20,6 +21,9 @@ impl Kubelet {
         }
     }
 
+    /// Records a mirror pod that has come, changed or gone, and has the status of its static pod
+    /// written. If the kubelet has restarted, the static pod continues the status of the mirror
+    /// pod.
     fn take_mirror(&self, op: Op, mirror: &Arc<Pod>) {
         self.store.set_mirror(mirror, op != Op::Remove);
         let full_name = mirror.full_name();
@@ -39,20 +43,21 @@ impl Kubelet {
         self.store.notify_mirror(full_name);
     }
 
-    /// Lets the last status of a static pod be written now, as a sync that runs may take long. A
-    /// status that lacks results of probes waits for the next sync: the pod would not be ready.
+    /// Makes the last status of a static pod continue that of its mirror pod, and has it written
+    /// now: the sync that runs may take long. A status that lacks results of probes waits for the
+    /// next sync, as the pod would not be ready.
     fn continue_mirror(&self, pod: &Arc<Pod>) {
         let uid = pod.uid();
         let last = self.store.status(&uid);
         if last.is_some_and(|last| self.manager.probes.are_shown(&uid, &last))
             && let Some(change) = self.store.continue_mirror(pod, self.clock.now())
         {
-            self.published(pod, change);
+            self.announce_status(pod, change);
         }
     }
 
-    /// Has all mirror pods checked once all sources may have been read: those of static pods that
-    /// are gone may go.
+    /// Requests a check of all mirror pods. Called when a source was read: once all have been, the
+    /// mirror pods of static pods that are gone are deleted.
     pub(super) fn notify_mirrors(&self) {
         for full_name in self.store.mirrors() {
             self.store.notify_mirror(full_name);

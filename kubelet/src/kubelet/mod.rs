@@ -98,7 +98,9 @@ impl Kubelet {
         })
     }
 
-    /// Keeps pods until stopped. Containers continue to run after that.
+    /// Runs the kubelet's loops until stopped: takes changes of the sources (`updates`) and pods to
+    /// sync again (`again`), starts the work that is due, and runs the timers. Containers continue
+    /// to run after that.
     pub async fn run(
         self: Arc<Self>,
         updates: Receiver<PodUpdate>,
@@ -123,7 +125,8 @@ impl Kubelet {
         stop.unless_stopped(sources.or(again).or(timers).or(dispatch)).await;
     }
 
-    /// Takes the changes of a source. Upstream: `HandlePodAdditions` and those beside it.
+    /// Handles a change of a source by its kind: admits new pods, notifies the workers of others,
+    /// and records that the source was read. Upstream: `HandlePodAdditions` and those beside it.
     async fn handle(&self, update: &PodUpdate) {
         if update.op != Op::Reconcile {
             for pod in &update.pods {
@@ -140,7 +143,7 @@ impl Kubelet {
             Op::Reconcile => self.reconcile(update),
             Op::Remove => self.change(update, Reason::Kill),
         }
-        // Only now: a pod that no source has is ended once all of them have been read.
+        // After its pods: once all sources have been read, pods that no source has are ended.
         let had_seen_all = self.store.has_seen_all();
         self.store.set_seen(update.source);
         if !had_seen_all {
@@ -149,8 +152,9 @@ impl Kubelet {
         self.retry_resizes().await;
     }
 
-    /// Takes pods whose status at the API server has changed. Most changes are this kubelet's own:
-    /// the pod is synced only for those of others. Upstream: `HandlePodReconcile`.
+    /// Stores pods of which only the status at the API server has changed. Most such changes are
+    /// this kubelet's own writes, so a pod is synced only if another writer has changed a readiness
+    /// gate or ended the pod. Upstream: `HandlePodReconcile`.
     fn reconcile(&self, update: &PodUpdate) {
         for pod in &update.pods {
             self.store.set_pod(pod);
@@ -166,7 +170,8 @@ impl Kubelet {
         pod.has_ended() && !self.dispatcher.is_terminating(&pod.uid())
     }
 
-    /// Takes pods that a source has changed or removed.
+    /// Stores pods that a source has changed, or removes them with `Reason::Kill`, and notifies
+    /// their workers.
     fn change(&self, update: &PodUpdate, reason: Reason) {
         for pod in &update.pods {
             match reason {
@@ -180,7 +185,7 @@ impl Kubelet {
             self.store.notify(pod);
             self.dispatcher.update(pod, reason);
             if pod.is_static() {
-                // A pod that has ended already has no more work, whose end would say so.
+                // A pod that has ended has no more work, whose end would notify its mirror pod.
                 self.store.notify_mirror(pod.full_name());
             }
         }
@@ -220,7 +225,7 @@ impl Kubelet {
         self.store.has_seen_all()
     }
 
-    /// The calls to the runtime.
+    /// Returns the calls to the runtime.
     pub fn manager(&self) -> &Manager {
         &self.manager
     }
@@ -231,28 +236,29 @@ impl Kubelet {
         self.is_gone(uid) || self.dispatcher.is_terminated(uid)
     }
 
-    /// Whether what remains of a pod may be removed: no source has it, and it has ended here.
-    /// False until all sources have been read. Upstream: `ShouldPodContentBeRemoved`.
+    /// Returns whether what remains of a pod may be removed: no source has it, and it has ended
+    /// here. False until all sources have been read. Upstream: `ShouldPodContentBeRemoved`.
     pub fn is_gone(&self, uid: &str) -> bool {
         self.store.has_seen_all()
             && !self.store.contains(uid)
             && (!self.dispatcher.knows(uid) || self.dispatcher.is_terminated(uid))
     }
 
-    /// The pods that were admitted and have not ended, with what is allocated to them. Upstream: `GetActivePods`.
+    /// Returns the pods that were admitted and have not ended, with the resources that are
+    /// allocated to them. Upstream: `GetActivePods`.
     pub fn active_pods(&self) -> Vec<Arc<Pod>> {
         let pods = self.store.admitted_pods().into_iter();
         let active = pods.filter(|pod| !self.dispatcher.is_terminated(&pod.uid()));
         active.map(|pod| self.resizes.allocated(&pod)).collect()
     }
 
-    /// The pods of all sources with their statuses.
+    /// Returns the pods of all sources with their statuses.
     pub fn pods(&self) -> Vec<Pod> {
         self.store.with_statuses()
     }
 
-    /// The pod of a name, if a source has it, and its status: the last one here, else that of its
-    /// source. Upstream: `GetPodByName`.
+    /// Returns the pod of a name, if a source has it, and its status: the last one here, else that
+    /// of its source. Upstream: `GetPodByName`.
     pub fn named(&self, namespace: &str, name: &str) -> Option<(Arc<Pod>, PodStatus)> {
         let (pod, status) = self.store.named(namespace, name)?;
         let status = status.map(Arc::unwrap_or_clone).or_else(|| pod.status.clone());
@@ -265,17 +271,19 @@ impl Kubelet {
         *pod.uid() == *uid || self.store.mirror(&pod.full_name()).is_some_and(is_mirrors)
     }
 
-    /// What may have to be written to the API server, from now on. Call it once.
+    /// Returns the receiver of what may have to be written to the API server, from now on. Call it
+    /// once.
     pub fn changes(&self) -> Receiver<Change> {
         self.store.changes()
     }
 
-    /// Why the runtime's pods are not known; `None`: they are. Upstream: `GenericPLEG.Healthy`.
+    /// Returns why the runtime's pods are not known; `None`: they are. Upstream:
+    /// `GenericPLEG.Healthy`.
     pub fn pleg_fault(&self) -> Option<String> {
         self.health.pleg_fault(self.clock.monotonic())
     }
 
-    /// Whether the loop turns and the runtime answers. Upstream: `SyncLoopHealthCheck`.
+    /// Checks that the loop turns and the runtime answers. Upstream: `SyncLoopHealthCheck`.
     ///
     /// # Errors
     /// Upstream's text, as checks of the server have it.

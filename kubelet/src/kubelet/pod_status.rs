@@ -50,7 +50,8 @@ impl Kubelet {
         read
     }
 
-    /// Computes a pod's status and keeps it. `is_terminal`: its containers have ended for good.
+    /// Computes a pod's status, stores it, and has it written to the API server. Returns it.
+    /// `is_terminal`: its containers have ended for good.
     pub(super) async fn publish(
         &self,
         pod: &Arc<Pod>,
@@ -87,7 +88,7 @@ impl Kubelet {
             };
             generate::generate(pod, &inputs)
         });
-        let after = self.published(pod, change).after;
+        let after = self.announce_status(pod, change).after;
         if terminate::is_terminal(after.phase.as_deref()) {
             self.resizes.end(&pod.uid());
         }
@@ -100,18 +101,19 @@ impl Kubelet {
         after
     }
 
-    /// Sets the last status of a pod, which holds nothing any more. Upstream: `TerminatePod`.
+    /// Sets the last status of a pod that holds no resources any more. Upstream: `TerminatePod`.
     pub(super) fn finish_status(&self, pod: &Arc<Pod>) {
         let change = self.store.update_status(pod, self.clock.now(), |before, _| {
             let mut status = before.cloned().unwrap_or_default();
             terminate(pod, &mut status);
             status
         });
-        self.published(pod, change);
+        self.announce_status(pod, change);
     }
 
-    /// Logs and counts what a new status says, and lets it be written.
-    pub(super) fn published(&self, pod: &Arc<Pod>, change: StatusChange) -> StatusChange {
+    /// Logs and counts what a new status says, and has it written to the API server. Returns the
+    /// change.
+    pub(super) fn announce_status(&self, pod: &Arc<Pod>, change: StatusChange) -> StatusChange {
         let StatusChange { before, after, differs_from_mirror } = &change;
         if before.as_ref().map(|before| &before.phase) != Some(&after.phase) {
             let phase = after.phase.as_deref().unwrap_or_default();

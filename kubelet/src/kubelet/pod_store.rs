@@ -81,6 +81,7 @@ pub(super) struct StatusChange {
 }
 
 impl StatusChange {
+    /// Returns a change by which the status stays as it is.
     fn none(status: &Arc<core::PodStatus>) -> StatusChange {
         StatusChange {
             before: Some(status.clone()),
@@ -91,14 +92,15 @@ impl StatusChange {
 }
 
 impl State {
-    /// The mirror pod that shows this state of a static pod.
+    /// Returns the mirror pod that shows this definition of a static pod.
     fn mirror_of(&self, pod: &Pod) -> Option<&Arc<Pod>> {
         let mirror = self.mirrors.get(&pod.full_name())?;
         mirror::is_mirror_of(mirror, pod).then_some(mirror)
     }
 
-    /// The status that a kubelet has written to a static pod's mirror pod.
-    fn mirrored(&self, pod: &Pod) -> Option<&core::PodStatus> {
+    /// Returns the status that a kubelet has written to a static pod's mirror pod. A status without
+    /// conditions is that of a new mirror pod.
+    fn written_mirror_status(&self, pod: &Pod) -> Option<&core::PodStatus> {
         let status = self.mirror_of(pod)?.status.as_ref();
         status.filter(|status| status.conditions.is_some())
     }
@@ -139,11 +141,12 @@ impl PodStore {
         self.admit(pod, Admission::Admitted);
     }
 
+    /// Records what was decided about a pod. One that has ended by its status counts as ended.
     fn admit(&self, pod: &Pod, admission: Admission) {
         let mut state = self.state.lock();
         let record = state.records.entry(pod.uid()).or_default();
         if record.admission == Admission::Rejected {
-            // It has come back, and fits now.
+            // A source has added it again, and it fits now: it needs no status of a rejected pod.
             record.status = None;
         }
         record.admission = match pod.has_ended() {
@@ -175,7 +178,7 @@ impl PodStore {
         self.state.lock().records.retain(|uid, record| record.pod.is_some() || known(uid));
     }
 
-    /// The pod, if a source has it.
+    /// Returns the pod, if a source has it.
     pub(super) fn pod(&self, uid: &str) -> Option<Arc<Pod>> {
         self.state.lock().records.get(uid)?.pod.clone()
     }
@@ -202,12 +205,12 @@ impl PodStore {
         self.pod(uid).is_some()
     }
 
-    /// The pods of all sources.
+    /// Returns the pods of all sources.
     pub(super) fn pods(&self) -> Vec<Arc<Pod>> {
         self.state.lock().records.values().filter_map(|record| record.pod.clone()).collect()
     }
 
-    /// The pods of all sources that were admitted, and those for which there is to be room.
+    /// Returns the pods of all sources that were admitted, and those for which room is being made.
     pub(super) fn admitted_pods(&self) -> Vec<Arc<Pod>> {
         let state = self.state.lock();
         let records = state.records.values();
@@ -216,7 +219,8 @@ impl PodStore {
         records.filter_map(|record| record.pod.clone()).collect()
     }
 
-    /// The pod, if a source has it and something was decided about it.
+    /// Returns the pod, if a source has it and its admission was decided, whether it may run or
+    /// not.
     pub(super) fn decided_pod(&self, uid: &str) -> Option<Arc<Pod>> {
         let state = self.state.lock();
         let record = state.records.get(uid);
@@ -225,14 +229,14 @@ impl PodStore {
         record.filter(|record| !is_open(record))?.pod.clone()
     }
 
-    /// The uids of the pods of all sources.
+    /// Returns the uids of the pods of all sources.
     pub(super) fn uids(&self) -> BTreeSet<Uid> {
         let state = self.state.lock();
         let records = state.records.iter().filter(|(_, record)| record.pod.is_some());
         records.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// The static pods that refer to any of these objects.
+    /// Lists the static pods that refer to any of these objects.
     pub(super) fn users_of(&self, objects: &BTreeSet<objects::Key>) -> Vec<Uid> {
         let pods = self.pods();
         let uses = |pod: &&Arc<Pod>| !objects::references(pod).is_disjoint(objects);
@@ -252,22 +256,22 @@ impl PodStore {
         pods.collect()
     }
 
-    /// When the running containers of all pods started, in microseconds since 1970, by their ids:
-    /// finer than in statuses.
+    /// Returns when the running containers of all pods started, in microseconds since 1970, by
+    /// their ids: finer than in statuses.
     pub(super) fn starts(&self) -> HashMap<String, i64> {
         let state = self.state.lock();
         state.records.values().flat_map(|record| record.starts.iter().cloned()).collect()
     }
 
-    /// The last status that this kubelet has computed.
+    /// Returns the last status that this kubelet has computed.
     pub(super) fn status(&self, uid: &str) -> Option<Arc<core::PodStatus>> {
         self.state.lock().records.get(uid)?.status.clone()
     }
 
-    /// The status that the API server has; of a static pod, that of its mirror pod.
+    /// Returns the status that the API server has; of a static pod, that of its mirror pod.
     pub(super) fn reported_status(&self, pod: &Pod) -> Option<core::PodStatus> {
         match pod.is_static() {
-            true => self.state.lock().mirrored(pod).cloned(),
+            true => self.state.lock().written_mirror_status(pod).cloned(),
             false => pod.status.clone(),
         }
     }
@@ -280,14 +284,14 @@ impl PodStore {
         if record.continues_mirror {
             return None;
         }
-        state.mirrored(pod).cloned()
+        state.written_mirror_status(pod).cloned()
     }
 
     /// Makes the last status of a static pod continue that of its mirror pod, which was seen after
     /// it. `None`: it does so already, or one of the two is missing.
     pub(super) fn continue_mirror(&self, pod: &Pod, now: Timestamp) -> Option<StatusChange> {
         let mut state = self.state.lock();
-        let mirrored = state.mirrored(pod).cloned()?;
+        let mirrored = state.written_mirror_status(pod).cloned()?;
         let record = state.records.get_mut(&pod.uid())?;
         if record.continues_mirror || record.admission == Admission::Rejected {
             return None;
@@ -301,9 +305,10 @@ impl PodStore {
         Some(StatusChange { before: Some(before), after, differs_from_mirror: true })
     }
 
-    /// Replaces a pod's status with what `compute` makes of the last one and of the reasons why
-    /// containers wait, unless both say the same. Of a kubelet before this one, the API server has the
-    /// last status. That of a pod that was rejected stays. Upstream: `updateStatusInternal`.
+    /// Computes a pod's status with `compute`, and stores it if it says something else than the
+    /// last one. `compute` gets the last status (after a restart of the kubelet, the one that the
+    /// API server has) and the reasons why containers wait. The status of a rejected pod stays.
+    /// Upstream: `updateStatusInternal`.
     pub(super) fn update_status(
         &self,
         pod: &Pod,
@@ -311,7 +316,7 @@ impl PodStore {
         compute: impl FnOnce(Option<&core::PodStatus>, &WaitingReasons) -> core::PodStatus,
     ) -> StatusChange {
         let mut state = self.state.lock();
-        let is_mirrored = state.mirrored(pod).is_some();
+        let is_mirrored = state.written_mirror_status(pod).is_some();
         let mirrored = state.mirror_of(pod).and_then(|mirror| mirror.status.clone());
         let record = state.records.entry(pod.uid()).or_default();
         if let (Admission::Rejected, Some(status)) = (record.admission, &record.status) {
@@ -324,6 +329,7 @@ impl PodStore {
         // The mirror pod may have been seen after the first status was computed.
         let is_late = is_mirrored && !record.continues_mirror;
         record.continues_mirror |= is_late;
+        // The status that the new one continues.
         let (first, second) = (mirrored.as_ref(), before.as_deref());
         let old = if is_late { first.or(second) } else { second.or(first) };
         settle(pod, &mut after, old, now);
@@ -347,7 +353,7 @@ impl PodStore {
         self.state.lock().records.entry(uid).or_default().first_seen = Some(now);
     }
 
-    /// When a source had the pod first; `None`: it has run since.
+    /// Returns when a source had the pod first; `None`: it has run since.
     pub(super) fn first_seen(&self, uid: &str) -> Option<Duration> {
         self.state.lock().records.get(uid)?.first_seen
     }
@@ -357,7 +363,7 @@ impl PodStore {
         self.state.lock().records.get_mut(uid)?.first_seen.take()
     }
 
-    /// Records that the API server has this mirror pod, or no more.
+    /// Records that the API server has this mirror pod, or does not have it any more.
     pub(super) fn set_mirror(&self, mirror: &Arc<Pod>, is_there: bool) {
         let mirrors = &mut self.state.lock().mirrors;
         let name = mirror.full_name();
@@ -368,24 +374,24 @@ impl PodStore {
         }
     }
 
-    /// The mirror pod of this full name.
+    /// Returns the mirror pod of this full name.
     pub(super) fn mirror(&self, full_name: &str) -> Option<Arc<Pod>> {
         self.state.lock().mirrors.get(full_name).cloned()
     }
 
-    /// The full names of all mirror pods.
+    /// Returns the full names of all mirror pods.
     pub(super) fn mirrors(&self) -> Vec<String> {
         self.state.lock().mirrors.keys().cloned().collect()
     }
 
-    /// The static pod of this full name that a source has.
+    /// Returns the static pod of this full name that a source has.
     pub(super) fn static_pod(&self, full_name: &str) -> Option<Arc<Pod>> {
         let pods = self.pods().into_iter();
         pods.filter(|pod| pod.is_static()).find(|pod| pod.full_name() == full_name)
     }
 
     /// Returns what the API server is to know about a pod; `None`: no source has it, or nothing is
-    /// known yet. The caller knows whether the pod has ended.
+    /// known yet. The caller fills in whether the pod has ended.
     pub(super) fn report(&self, uid: &str) -> Option<Report> {
         let state = self.state.lock();
         let record = state.records.get(uid)?;
@@ -404,7 +410,8 @@ impl PodStore {
         })
     }
 
-    /// What may have to be written to the API server, from now on. Call it once.
+    /// Returns the receiver of what may have to be written to the API server, from now on. Call it
+    /// once.
     pub(super) fn changes(&self) -> Receiver<Change> {
         let (sender, receiver) = async_channel::unbounded();
         // A second receiver gets nothing.
@@ -431,7 +438,8 @@ impl PodStore {
     }
 }
 
-/// When the running containers of a status started, in microseconds since 1970, by their ids.
+/// Returns when the running containers of a status started, in microseconds since 1970, by their
+/// ids.
 fn starts(status: &core::PodStatus) -> Vec<(String, i64)> {
     let lists = [
         &status.init_container_statuses,

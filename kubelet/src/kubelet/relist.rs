@@ -19,13 +19,14 @@ const RELIST: Duration = Duration::from_secs(1);
 /// The waits between attempts at the volumes of former pods.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const MAX_WAIT: Duration = Duration::from_secs(122);
-/// When former pods are looked for again at the latest, after nothing was left of any.
+/// The period of searches for folders of former pods, after one that has left none.
 const CHECK: Duration = Duration::from_secs(600);
 /// The period while there is no pod; upstream always relists each second.
 const IDLE_RELIST: Duration = Duration::from_secs(5);
 
 impl Kubelet {
-    /// Lists the runtime's pods by the period, for ever.
+    /// Lists the runtime's pods each second, less often while there are none, and handles what has
+    /// changed since the last list. Runs for ever.
     pub(super) async fn relist(&self) {
         let mut last = Snapshot::default();
         loop {
@@ -45,7 +46,7 @@ impl Kubelet {
                     last = snapshot;
                 }
                 Err(error) => {
-                    self.health.failed(chain(&error));
+                    self.health.record_failure(chain(&error));
                     self.measure_pods();
                 }
             }
@@ -65,9 +66,10 @@ impl Kubelet {
             && snapshot.pods().next().is_none()
     }
 
-    /// Gives work to the workers of pods that have changed since the `last` snapshot.
+    /// Gives work to the workers of pods that have changed since the `last` snapshot, ends pods
+    /// that are not known, and forgets pods that have ended. Sets the gauges of pods.
     fn observe(&self, snapshot: &Snapshot, last: &Snapshot, now: Duration) {
-        metrics::RELIST_INTERVAL.observe(self.health.relisted(now).as_secs_f64());
+        metrics::RELIST_INTERVAL.observe(self.health.record_relist(now).as_secs_f64());
         self.dispatcher.requeue(&snapshot.changed_since(last));
         if self.has_seen_all() {
             self.end_unknown(snapshot);
@@ -88,9 +90,10 @@ impl Kubelet {
         }
     }
 
-    /// Ends the volumes of pods that ended while no agent ran, and removes their folders, and those of
-    /// pods that had ended before their sources removed them: again and again as long as something is
-    /// left of them, and when another pod has gone. Upstream: `cleanupOrphanedPodDirs`.
+    /// Ends the volumes of former pods and removes their folders: of pods that ended while no
+    /// kubelet ran, and of those that had ended before their sources removed them. Retries with
+    /// back-off what could not be removed, and searches again when another pod is forgotten. Runs
+    /// for ever. Upstream: `cleanupOrphanedPodDirs`.
     pub(super) async fn end_old_volumes(&self) {
         self.listed.opened().await;
         let mut wait = FIRST_WAIT;

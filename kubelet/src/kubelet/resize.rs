@@ -19,7 +19,8 @@ use crate::pod::{Container, Pod, PodExt, Uid, listed};
 use crate::runtime::resize::Resizing;
 use crate::runtime::status::{PodStatus, State};
 
-/// Upstream: `initialRetryDelay`, `retryDelay`.
+/// The period of retries until all sources have been read, and the one after that. Upstream:
+/// `initialRetryDelay`, `retryDelay`.
 const FIRST_RETRY: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(180);
 
@@ -52,7 +53,7 @@ impl Resizes {
         !self.pending.lock().is_empty()
     }
 
-    /// Forgets the changes of a pod that has ended: none waits or is under way.
+    /// Forgets the resize of a pod that has ended, whether it waits or is under way.
     pub(super) fn end(&self, uid: &str) {
         self.conditions.clear(uid);
         self.pending.lock().retain(|pending| **pending != *uid);
@@ -103,7 +104,7 @@ impl Kubelet {
         }
         match self.resizes.differs(pod) {
             true => self.push_pending(&pod.uid()),
-            // It was taken back.
+            // The pod asks for what is allocated to it again.
             false => drop(self.resizes.conditions.clear_pending(&pod.uid())),
         }
     }
@@ -153,7 +154,7 @@ impl Kubelet {
         }
     }
 
-    /// Tries the changes that wait from time to time, for ever.
+    /// Retries the resizes that wait from time to time, for ever.
     pub(super) async fn keep_retrying_resizes(&self) {
         loop {
             let period = if self.store.has_seen_all() { RETRY } else { FIRST_RETRY };
@@ -162,7 +163,8 @@ impl Kubelet {
         }
     }
 
-    /// Allocates what a pod asks for, if the node has it. Returns false when it has to wait.
+    /// Allocates the resources that a pod asks for, if the node has room for them. Returns false
+    /// when the resize has to wait.
     async fn allocate(&self, pod: &Arc<Pod>) -> bool {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         let Resizes { allocated, conditions, .. } = &self.resizes;
@@ -213,7 +215,7 @@ impl Kubelet {
     }
 
     /// Records that the resources of a pod could not be changed.
-    pub(super) fn resize_failed(&self, pod: &Arc<Pod>, message: &str) {
+    pub(super) fn record_resize_failure(&self, pod: &Arc<Pod>, message: &str) {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         if let Some(generation) = self.resizes.conditions.fail(&uid, message, generation, now) {
             let text = summary(pod, generation, Some(message));
@@ -222,7 +224,7 @@ impl Kubelet {
     }
 }
 
-/// Counts what a pod asks for that it did not ask for before.
+/// Counts the changes of a pod's requests and limits by resource and direction, for a metric.
 /// Upstream: `recordContainerResizeOperations`.
 fn count_requests(before: &Pod, pod: &Pod) {
     for container in pod.all_containers() {
@@ -266,7 +268,8 @@ struct Asked<'a> {
     resources: ResourceRequirements,
 }
 
-/// Returns what events say of a pod's resources. Upstream: `makeResourceSummaryFromSpec`.
+/// Formats a pod's resources as JSON, for events about a resize. Upstream:
+/// `makeResourceSummaryFromSpec`.
 fn summary(pod: &Pod, generation: Option<i64>, error: Option<&str>) -> String {
     let summary = Summary {
         init_containers: pod.init_containers().iter().map(Asked::of).collect(),

@@ -24,7 +24,8 @@ enum Startup {
 }
 
 impl Startups {
-    /// Takes a pod as the API server has it. Returns whether it has started, once.
+    /// Observes a pod as the API server has it. Returns true once: when all containers of a pod
+    /// whose start is measured run.
     fn has_started(&self, pod: &Pod) -> bool {
         let (mut all, uid) = (self.0.lock(), pod.uid());
         if pod.has_ended() {
@@ -39,7 +40,7 @@ impl Startups {
             }
             Some(Startup::Awaited) => all_run(pod) && all.remove(&uid).is_some(),
             None => {
-                // One that has a time has been seen by an earlier kubelet.
+                // An earlier kubelet has started a pod that has a start time: it is not measured.
                 if pod.status.as_ref().is_none_or(|status| status.start_time.is_none()) {
                     let is_excluded = is_unschedulable(pod);
                     let startup = if is_excluded { Startup::Excluded } else { Startup::Awaited };
@@ -61,7 +62,8 @@ impl Startups {
 }
 
 impl Kubelet {
-    /// Takes a pod as a source has it, and observes its start. Until then its pulls are recorded.
+    /// Measures the start of a pod, once the pod as its source has it runs. Until then the pulls of
+    /// its images are recorded.
     pub(super) fn observe_startup(&self, pod: &Pod) {
         if pod.is_static() {
             return;
@@ -97,7 +99,7 @@ fn is_unschedulable(pod: &Pod) -> bool {
     })
 }
 
-/// Whether there are containers, and all of them run. Upstream: `hasPodStartedSLO`.
+/// Returns whether a pod has containers and all of them run. Upstream: `hasPodStartedSLO`.
 fn all_run(pod: &Pod) -> bool {
     let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_deref());
     let runs = |status: &core::ContainerStatus| {
@@ -107,7 +109,7 @@ fn all_run(pod: &Pod) -> bool {
     statuses.is_some_and(|statuses| !statuses.is_empty() && statuses.iter().all(runs))
 }
 
-/// How long its init containers have run that have ended.
+/// Returns how long those init containers have run that have ended, in all.
 fn init_time(pod: &Pod) -> Duration {
     let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
     let times = statuses.into_iter().flatten().filter_map(|status| {
@@ -119,7 +121,7 @@ fn init_time(pod: &Pod) -> Duration {
     times.sum()
 }
 
-/// How long images were pulled. What was pulled at the same time counts once. `pulls`: their begins
+/// Returns how long images were pulled. Pulls at the same time count once. `pulls`: their begins
 /// and ends, in the order of their ends. Upstream: `calculateImagePullingTime`.
 fn pulling_time(pulls: &[(Duration, Duration)]) -> Duration {
     let mut pulls = pulls.to_vec();
@@ -132,7 +134,7 @@ fn pulling_time(pulls: &[(Duration, Duration)]) -> Duration {
     all
 }
 
-/// Whether the pod has volumes that may take any time. Upstream: `isStatefulPod`.
+/// Returns whether the pod has volumes whose set-up may take any time. Upstream: `isStatefulPod`.
 fn is_stateful(pod: &Pod) -> bool {
     pod.spec().volumes.iter().flatten().any(|volume| {
         volume.secret.is_none()

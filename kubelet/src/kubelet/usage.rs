@@ -17,26 +17,29 @@ use crate::runtime::labels;
 use crate::stats::{self, Stats, StatsSource, Summary};
 
 impl Kubelet {
-    /// Measures what the node and its pods use. With `only`: only CPU and memory.
+    /// Measures what the node and its pods use: everything, or only CPU and memory.
     ///
     /// # Errors
     /// Cgroups cannot be read here, or the runtime does not answer.
-    pub async fn usage(self: &Arc<Self>, only: bool) -> Result<Summary, Error> {
-        let images = match only {
+    pub async fn usage(self: &Arc<Self>, only_cpu_and_memory: bool) -> Result<Summary, Error> {
+        let images = match only_cpu_and_memory {
             true => None,
             false => Some(self.manager.images.usage().await.map_err(Error::Images)?),
         };
         // The work keeps its turn, also when its client goes away.
-        let turn = if only { None } else { Some(self.stats.turn().await) };
+        let turn = match only_cpu_and_memory {
+            true => None,
+            false => Some(self.stats.turn().await),
+        };
         let summary = move |stats: &Stats, source: &StatsSource<'_>| {
             let _turn = turn;
             stats.summary(source)
         };
-        self.measure(only, images, summary).await
+        self.measure(only_cpu_and_memory, images, summary).await
     }
 
-    /// The answer of `/stats/summary`: [`usage`](Self::usage), with what the volumes of claims and
-    /// drivers hold.
+    /// Builds the answer of `/stats/summary`: [`usage`](Self::usage), with what the volumes of
+    /// claims and drivers hold.
     ///
     /// # Errors
     /// See [`usage`](Self::usage).
@@ -48,7 +51,7 @@ impl Kubelet {
         Ok(summary)
     }
 
-    /// The metrics of volumes, as text.
+    /// Returns the metrics of volumes, as text.
     pub async fn volume_metrics(&self) -> Vec<u8> {
         let pods = self.store.pods();
         let measured = self.manager.volumes.usage(&pods).await;
@@ -56,7 +59,7 @@ impl Kubelet {
         metrics::volumes(&claims, &self.manager.volumes.counts(&pods))
     }
 
-    /// The text of `/metrics/cadvisor`.
+    /// Builds the text of `/metrics/cadvisor`.
     ///
     /// # Errors
     /// Cgroups cannot be read here, or the runtime does not answer.
@@ -68,7 +71,7 @@ impl Kubelet {
         self.measure(false, Some(images), write).await
     }
 
-    /// Lists the newest sandbox of each pod that is ready.
+    /// Returns the id of the newest sandbox that is ready, by pod.
     async fn sandboxes(&self) -> Result<HashMap<Uid, String>, Error> {
         let request = api::ListPodSandboxRequest::default();
         let listed = self.manager.runtime.list_pod_sandbox(request).await;

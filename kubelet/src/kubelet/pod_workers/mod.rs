@@ -72,9 +72,9 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Notifies the worker of a pod. Returns whether the work that it does now has to be cancelled.
-    /// An orphan is ended first; the pod is created when [`retain`](Self::retain) names it.
-    /// Upstream: `UpdatePod`.
+    /// Passes a change of a pod to its worker, which a new pod gets here. Returns whether the work
+    /// that the worker does now has to be cancelled. An orphan is ended first; the pod is created
+    /// when [`retain`](Self::retain) names it. Upstream: `UpdatePod`.
     pub fn update(&mut self, pod: &Arc<Pod>, reason: Reason) -> bool {
         let uid = pod.uid();
         if !self.knows(&uid) {
@@ -104,7 +104,8 @@ impl Workers {
         self.change(uid, |worker| worker.terminate_within(grace)).unwrap_or(false)
     }
 
-    /// Changes the worker of a pod; `None`: it has none, or is an orphan.
+    /// Applies `change` to the worker of a pod, and returns its result. `None`: the pod has no
+    /// worker, or is an orphan.
     fn change<T>(&mut self, uid: &str, change: impl FnOnce(&mut PodWorker) -> T) -> Option<T> {
         let worker = self.workers.get_mut(uid)?.pod_mut()?;
         let result = change(worker);
@@ -126,7 +127,8 @@ impl Workers {
         self.workers.entry(uid).or_insert(Worker::Orphan(Schedule::Now));
     }
 
-    /// The next work that is due. The worker gets no other work until [`done`](Self::done).
+    /// Begins the next work that is due, and returns it with its pod. The worker gets no other work
+    /// until [`done`](Self::done).
     pub fn next(&mut self, now: Duration) -> Option<(Uid, Work)> {
         let Workers { workers, static_pods } = self;
         workers.iter_mut().find_map(|(uid, worker)| {
@@ -137,7 +139,7 @@ impl Workers {
         })
     }
 
-    /// Reports how a pod's work ended, at the time `now`.
+    /// Records how a pod's work ended, at the time `now`.
     pub fn done(&mut self, uid: &str, outcome: Outcome, now: Duration) {
         match (self.workers.get_mut(uid), outcome) {
             (Some(Worker::Orphan(_)), Outcome::Done(_)) => drop(self.workers.remove(uid)),
@@ -146,7 +148,7 @@ impl Workers {
         }
     }
 
-    /// When the next work is due that waits for a time.
+    /// Returns the earliest time for which a work waits, by the monotonic clock.
     pub fn next_due(&self) -> Option<Duration> {
         self.workers.values().filter_map(|worker| worker.schedule()?.time()).min()
     }

@@ -38,12 +38,14 @@ impl Schedule {
         is_due
     }
 
-    /// Returns the next schedule for the same work, which has ended so at the time `now`.
+    /// Returns when the same work is due again, after it has ended with `outcome` at the time
+    /// `now`.
     pub(super) fn again(self, outcome: Outcome, now: Duration) -> Schedule {
         match (self, outcome) {
             (Schedule::Working { again: false }, Outcome::Done(delay) | Outcome::Failed(delay)) => {
                 Schedule::At(now.saturating_add(delay))
             }
+            // Something has changed meanwhile, or the work was cut short.
             _ => Schedule::Now,
         }
     }
@@ -52,7 +54,7 @@ impl Schedule {
         matches!(self, Schedule::Working { .. })
     }
 
-    /// Returns the time for which the work waits. `None`: it waits for none.
+    /// Returns the time for which the work waits. `None`: it is due now, or under way.
     pub(super) fn time(self) -> Option<Duration> {
         match self {
             Schedule::At(at) => Some(at),

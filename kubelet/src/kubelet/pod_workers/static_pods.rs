@@ -19,8 +19,8 @@ impl StaticPods {
         self.waiting.entry(name.to_owned()).or_default().push_back(uid);
     }
 
-    /// Starts a pod, unless another one with its name runs or waits for longer.
-    /// Upstream: `allowStaticPodStart`.
+    /// Records that a pod starts, unless another one with its name runs or has waited longer.
+    /// Returns whether it may run. Upstream: `allowStaticPodStart`.
     pub(super) fn start(&mut self, name: &str, uid: &Uid) -> bool {
         if let Some(started) = self.started.get(name) {
             return started == uid;

@@ -88,8 +88,9 @@ impl Phase {
 }
 
 impl PodWorker {
+    /// Creates the worker of a new pod, which waits until the pod may start. A pod that has ended
+    /// by its status does not wait: what still runs of it has to end.
     pub(super) fn new(pod: &Arc<Pod>) -> PodWorker {
-        // What may still run of a pod that has ended is ended.
         let phase = match pod.has_ended() {
             true => Phase::Syncing(Schedule::Now),
             false => Phase::WaitingToStart,
@@ -189,7 +190,7 @@ impl PodWorker {
         }
     }
 
-    /// Begins the work that is due.
+    /// Begins the work that is due, and returns it; `None`: no work is due.
     fn begin(&mut self, now: Duration) -> Option<Work> {
         if let Phase::WaitingToStart = self.phase {
             self.phase = Phase::Syncing(Schedule::Now);
@@ -310,7 +311,7 @@ impl Worker {
         }
     }
 
-    /// Begins the work that is due.
+    /// Begins the work that is due, and returns it; `None`: no work is due.
     pub(super) fn begin(&mut self, now: Duration) -> Option<Work> {
         match self {
             Worker::Orphan(schedule) => schedule.begin(now).then_some(Work::TerminateOrphan),
@@ -320,7 +321,8 @@ impl Worker {
 }
 
 /// Returns the grace period of a pod in seconds, which can only decrease and is at least one.
-/// Upstream: `calculateEffectiveGracePeriod`.
+/// `before`: the one with which the pod has to end already. Upstream:
+/// `calculateEffectiveGracePeriod`.
 fn effective_grace(before: Option<i64>, pod: &Pod) -> i64 {
     let own = pod.metadata.deletion_grace_period_seconds;
     let grace = match (before, own) {

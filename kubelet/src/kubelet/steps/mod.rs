@@ -16,7 +16,7 @@ use crate::causes::chain;
 use crate::metrics;
 use crate::pod::{PodExt, Uid};
 
-/// After an error of a pod. Upstream: `backOffPeriod`.
+/// The delay after a failed work. Upstream: `backOffPeriod`.
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Kubelet {
@@ -24,6 +24,7 @@ impl Kubelet {
     pub(super) async fn work(self: Arc<Self>, uid: Uid, work: Work, cancel: Latch) {
         let begin = self.clock.monotonic();
         let operation = self.operation(&uid, &work, begin);
+        // The mirror pod of a static pod may change when the pod ends.
         let full_name = match &work {
             Work::Terminate(pod, _) | Work::CleanUp(pod) if pod.is_static() => {
                 Some(pod.full_name())
@@ -59,13 +60,13 @@ impl Kubelet {
             self.store.notify_mirror(name);
         }
         if !matches!(work, Work::Sync(_)) {
-            // What the pod had is free.
+            // The resources of the pod may be free now.
             self.retry_resizes().await;
         }
     }
 
-    /// Returns the label of the work in upstream's metric. The delay of a pod's first sync is
-    /// observed.
+    /// Returns the label of the work in upstream's metric. Observes the delay of a pod's first
+    /// sync, too.
     fn operation(&self, uid: &Uid, work: &Work, begin: Duration) -> &'static str {
         match work {
             Work::Sync(_) if self.store.status(uid).is_none() => {

@@ -59,7 +59,7 @@ impl Kubelet {
             Err(_) => (WaitingReasons::new(), None),
         };
         if let Some(error) = synced.as_ref().ok().and_then(|synced| synced.resize_error.as_ref()) {
-            self.resize_failed(pod, &chain(error));
+            self.record_resize_failure(pod, &chain(error));
         }
         self.store.set_waiting(pod.uid(), waiting);
         let (runtime, _) = self.refresh(pod).await?;
@@ -86,7 +86,8 @@ impl Kubelet {
         }
     }
 
-    /// The time until a pod's deadline; zero: it has passed.
+    /// Returns the time until a pod's deadline; zero: it has passed; `None`: the pod has no
+    /// deadline.
     fn until_deadline(&self, pod: &Pod, status: &core::PodStatus) -> Option<Duration> {
         let deadline = pod.spec().active_deadline_seconds?;
         let started = status.start_time.as_ref()?.0.as_microsecond();

@@ -12,8 +12,8 @@ use crate::pod::{Pod, PodExt};
 use crate::prober;
 
 impl Kubelet {
-    /// Releases the pod's volumes and cgroup; if its source does not have it any more, its logs, last
-    /// messages and what the runtime has of it too. After that its status is the last one.
+    /// Releases the pod's volumes and cgroup, and sets its last status. If no source has the pod
+    /// any more, removes its logs, last messages and what the runtime has of it too.
     pub(super) async fn sync_terminated_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, Error> {
         let uid = pod.uid();
         let is_removed = !self.store.contains(&uid);
