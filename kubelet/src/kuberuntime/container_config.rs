@@ -71,6 +71,7 @@ impl Manager {
         Ok(config)
     }
 
+    /// Returns the features of the machine's cgroups, which the first call detects.
     pub(super) async fn cgroup_features(&self) -> cgroups::Features {
         let detect = || task::blocking(cgroups::Features::detect);
         *self.cgroup_features.get_or_init(detect).await
@@ -145,9 +146,9 @@ impl Manager {
         Ok(Some(mount))
     }
 
-    /// Whether what is mounted in a mount of the pod is read-only too where that is possible:
-    /// whether a container asks for that, and the Node says that the runtime has it.
-    /// Upstream: `runtimeClassSupportsRecursiveReadOnlyMounts`.
+    /// Returns whether a container of the pod has a mount with `recursiveReadOnly: IfPossible`, and
+    /// the Node says that the runtime supports it: then what is mounted in the mount is read-only
+    /// too. Upstream: `runtimeClassSupportsRecursiveReadOnlyMounts`.
     pub async fn supports_recursive(&self, pod: &Pod) -> bool {
         let asks = |mounts: &Option<Vec<core::VolumeMount>>| {
             let mut modes = mounts.iter().flatten().map(|mount| &mount.recursive_read_only);
@@ -197,7 +198,7 @@ impl Manager {
     }
 }
 
-/// The mount of a file of the kubelet. Blocks at the first call.
+/// Builds the mount of a file of the kubelet. Blocks at the first call.
 fn mount(container_path: &str, host_path: &Path) -> api::Mount {
     api::Mount {
         container_path: container_path.to_owned(),

@@ -52,7 +52,8 @@ pub struct Dead {
     pub is_unknown: bool,
 }
 
-/// Lists the containers that have to go. `is_removed`: whether a pod is gone. Upstream:
+/// Lists the ended containers that have to be removed: those of pods that are gone, and those
+/// beyond the limits of the policy. `is_removed`: whether a pod is gone. Upstream:
 /// `evictContainers`.
 pub fn excess(dead: Vec<Dead>, policy: Policy, is_removed: &dyn Fn(&str) -> bool) -> Vec<Dead> {
     let mut units: BTreeMap<(Uid, String), Vec<Dead>> = BTreeMap::new();
@@ -72,6 +73,7 @@ pub fn excess(dead: Vec<Dead>, policy: Policy, is_removed: &dyn Fn(&str) -> bool
     let Some(max) = policy.max_containers else { return excess };
     let total = |kept: &[Vec<Dead>]| kept.iter().map(Vec::len).sum::<usize>();
     if total(&kept) > max {
+        // As upstream: first an equal number of each container stays, then the newest of all.
         let each = (max / kept.len()).max(1);
         limit_each(&mut kept, each, &mut excess);
         limit_each(&mut [kept.concat()], max, &mut excess);
@@ -115,8 +117,9 @@ pub fn excess_sandboxes(sandboxes: Vec<Sandbox>, is_removed: &dyn Fn(&str) -> bo
     excess
 }
 
-/// Collects what no pod needs. `is_removed` answers false until all sources have been read; `now`:
-/// nanoseconds since 1970. Upstream: `containerGC.GarbageCollect`.
+/// Removes ended containers, old sandboxes and logs that no pod needs. `is_removed` answers false
+/// until all sources have been read; `now`: nanoseconds since 1970. Upstream:
+/// `containerGC.GarbageCollect`.
 ///
 /// # Errors
 /// When the runtime does not list; what cannot be removed is logged, and stays until the next time.
@@ -294,6 +297,7 @@ async fn remove_folders(
     }
 }
 
+/// Lists the names of a folder's entries; none where it cannot be read.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -302,6 +306,7 @@ fn names(folder: &Path) -> Vec<String> {
 /// Returns whether a link's log may only be absent because it is being rotated.
 async fn may_be_rotating(runtime: &RuntimeService, link: &Path) -> bool {
     let name = link.file_stem().unwrap_or_default().to_string_lossy();
+    // See `link_name`.
     let Some((_, id)) = name.rsplit_once('-') else { return false };
     let request = api::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
     let status = runtime.container_status(request).await.ok().and_then(|answer| answer.status);

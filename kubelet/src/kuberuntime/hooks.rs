@@ -110,7 +110,7 @@ impl Manager {
         }
     }
 
-    /// Runs a command without a deadline.
+    /// Runs a hook that is a command in the container, without a deadline.
     async fn exec_hook(&self, id: &str, command: &[String]) -> Result<(), ExecFailure> {
         let answer = self
             .runtime
@@ -129,8 +129,8 @@ impl Manager {
         })
     }
 
-    /// Runs a hook that is an HTTP GET; any status of its answer is a success. What this machine
-    /// lacks says nothing about the container, whose hook waits for it.
+    /// Runs a hook that is an HTTP GET; any status of its answer is a success. The hook waits while
+    /// this machine lacks descriptors or memory: that is not the container's fault.
     async fn http_hook(
         &self,
         pod: &Pod,
@@ -157,7 +157,8 @@ impl Manager {
     }
 }
 
-/// Repeats what fails for want of descriptors or memory of this machine.
+/// Sends a request by `ask`, and repeats it each second while it fails because this machine lacks
+/// descriptors or memory.
 async fn repeat<T, F: Future<Output = Result<T, http::Error>>>(
     clock: &SharedClock,
     ask: impl Fn() -> F,

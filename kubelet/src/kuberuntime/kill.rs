@@ -60,13 +60,15 @@ impl GracePeriod<'_> {
         self.seconds.saturating_sub(i64::try_from(spent).unwrap_or(i64::MAX)).max(0)
     }
 
-    async fn expired(&self) {
+    /// Waits for the end of the grace period.
+    async fn wait_until_expired(&self) {
         self.clock.sleep(Duration::from_secs(self.remaining().unsigned_abs())).await;
     }
 }
 
 impl Manager {
-    /// Ends the containers of a pod, sidecars last, and its sandboxes.
+    /// Ends the containers of a pod, sidecars last, and its sandboxes. `grace`: in seconds, in
+    /// place of that of the pod's definition.
     ///
     /// # Errors
     /// When a call fails; what has ended stays so.
@@ -98,7 +100,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends one container, as an action says.
+    /// Ends one container, as an action says. A failed probe may have a grace period of its own.
     pub(super) async fn kill(
         &self,
         pod: &Arc<Pod>,
@@ -142,7 +144,7 @@ impl Manager {
                     }
                 }
             };
-            others.or(grace.expired()).await;
+            others.or(grace.wait_until_expired()).await;
         }
         self.stop_container(container.id, grace.remaining()).await?;
         if let Some(end) = ends.and_then(|ends| ends.get(container.name)) {
@@ -168,7 +170,7 @@ impl Manager {
         let hook = lifecycle.and_then(|lifecycle| lifecycle.pre_stop.as_ref());
         let Some(hook) = hook else { return };
         let late = async {
-            grace.expired().await;
+            grace.wait_until_expired().await;
             Err(HookFailure::late(grace.seconds))
         };
         if let Err(fault) = self.run_hook(pod, definition, id, hook, ips).or(late).await {

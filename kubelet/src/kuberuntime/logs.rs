@@ -80,7 +80,7 @@ impl Rotation {
         Rotation { runtime, clock, policy, paths: Mutex::default() }
     }
 
-    /// Rotates logs that are too large, again and again.
+    /// Rotates logs that are too large, once a period, for ever.
     pub async fn run(&self) {
         loop {
             if let Err(error) = self.rotate_all().await {
@@ -128,6 +128,7 @@ impl Rotation {
         Ok(())
     }
 
+    /// Asks the runtime where a container's log is. `None`: it does not say.
     async fn path(&self, id: &str) -> Option<PathBuf> {
         let request = api::ContainerStatusRequest { container_id: id.to_owned(), verbose: false };
         let status = self.runtime.container_status(request).await.ok()?.status?;
@@ -152,12 +153,13 @@ impl Rotation {
         fs::rename(log, &rotated).map_err(Error::at(&rotated))?;
         let outcome = self.reopen(id).await;
         if outcome.is_err() {
-            // The next round rotates it.
+            // The runtime still writes to it. The next round rotates it.
             fs::rename(&rotated, log).map_err(Error::at(&rotated))?;
         }
         outcome
     }
 
+    /// Lets the runtime open a new file for a container's log.
     async fn reopen(&self, id: &str) -> Result<(), Error> {
         let request = api::ReopenContainerLogRequest { container_id: id.to_owned() };
         let outcome = self.runtime.reopen_container_log(request).await;
@@ -173,7 +175,7 @@ fn is_due(log: &Path, max_bytes: u64) -> bool {
     }
 }
 
-/// Removes and compresses what earlier rotations left. Blocks.
+/// Removes and compresses the files of a log that earlier rotations left. Blocks.
 fn tidy(log: &Path, max_files: usize) -> Result<(), Error> {
     let prefix = PathBuf::from(format!("{}.", log.display()));
     let steps = steps(&with_prefix(&prefix), max_files);
@@ -186,7 +188,8 @@ fn tidy(log: &Path, max_files: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Compresses a log; several members of gzip are one file.
+/// Compresses a log to a file beside it, and removes the log. Each chunk is a member of gzip;
+/// several members are one valid file.
 fn compress(log: &Path) -> io::Result<()> {
     let unfinished = PathBuf::from(format!("{}{UNFINISHED}", log.display()));
     let mut from = fs::File::open(log)?;

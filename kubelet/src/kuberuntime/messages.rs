@@ -19,7 +19,7 @@ const MAX_LOG_MESSAGE: (usize, usize) = (80, 2048);
 const MAX_LOG: u64 = 64 << 10;
 
 impl Manager {
-    /// Reads the last messages of a pod's containers that have ended.
+    /// Reads the last messages of a pod's containers that have ended, by their ids.
     pub async fn messages(&self, status: &PodStatus) -> HashMap<String, String> {
         let ended = status.containers.iter().filter(|container| container.state == State::Exited);
         let files: Vec<_> = ended
@@ -41,7 +41,7 @@ impl Manager {
     }
 }
 
-/// Reads the last bytes of a file.
+/// Reads the last bytes of a file as text. `None`: it cannot be read.
 fn tail(file: &str, bytes: u64) -> Option<String> {
     let mut file = File::open(file).ok()?;
     let length = file.metadata().ok()?.len();
@@ -51,7 +51,7 @@ fn tail(file: &str, bytes: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&content).into_owned())
 }
 
-/// Returns the end of the text of lines of CRI's log format: time, stream, tag, text.
+/// Extracts the text from lines of CRI's log format (time, stream, tag, text), and returns its end.
 fn log_text(lines: &str) -> Option<String> {
     let count = lines.lines().count();
     let mut text = String::new();

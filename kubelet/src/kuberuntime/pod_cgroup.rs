@@ -24,8 +24,9 @@ impl Manager {
         }
     }
 
-    /// Makes the pod's cgroup, after it has given the classes the shares of the `active` pods.
-    /// Containers that run in another cgroup are ended: then false. Upstream: `Kubelet.SyncPod`.
+    /// Makes the pod's cgroup if it is missing, after it has given the classes the shares of the
+    /// `active` pods. If containers of the pod run in another cgroup, ends them and returns false:
+    /// the next sync makes the cgroup. Upstream: `Kubelet.SyncPod`.
     ///
     /// # Errors
     /// It cannot be made, or the containers cannot be ended.

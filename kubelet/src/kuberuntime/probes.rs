@@ -26,6 +26,7 @@ impl Manager {
         let running: Vec<_> = running.collect();
         match ip {
             Some(ip) => self.probes.update(pod, &running, &ip, reported).await,
+            // Nothing can be probed in a pod without an address.
             None => self.probes.retain(&pod.uid(), &BTreeSet::new()),
         }
     }

@@ -12,7 +12,8 @@ use crate::runtime::actions::Reset;
 use crate::runtime::status::{self, PodStatus, State};
 
 impl Manager {
-    /// Removes containers before all start again, those that run without grace.
+    /// Removes the containers of a pod before all start again. Those that run are first killed
+    /// without grace.
     pub(super) async fn reset(
         &self,
         pod: &Arc<Pod>,
@@ -68,7 +69,7 @@ impl Manager {
         let used: BTreeSet<&str> = left.map(|container| container.sandbox.as_str()).collect();
         let keep = usize::from(!everything);
         let old = status.sandboxes.iter().skip(keep);
-        // Its containers would be removed with it.
+        // A sandbox in use stays: the runtime would remove its containers with it.
         for sandbox in old.filter(|sandbox| everything || !used.contains(sandbox.id.as_str())) {
             garbage::remove_sandbox(&self.runtime, &sandbox.id).await?;
         }
@@ -89,8 +90,8 @@ impl Manager {
     }
 }
 
-/// Lists the ids of containers that another one has replaced. At most `keep` ended containers of
-/// each name stay. `None`: all that do not run go.
+/// Lists the ids of containers that a newer one has replaced: all but the last `keep` ended
+/// containers of each name. `None`: all that do not run.
 fn superseded(status: &PodStatus, keep: Option<usize>) -> Vec<&str> {
     let mut ended: HashMap<&str, usize> = HashMap::new();
     let mut newer = BTreeSet::new();
@@ -106,7 +107,7 @@ fn superseded(status: &PodStatus, keep: Option<usize>) -> Vec<&str> {
                 *count += 1;
                 *count > keep
             }
-            // It was created by an agent that did not start it.
+            // The kubelet that created it has not started it.
             (State::Created, Some(_)) => !is_newest,
             (State::Unknown, Some(_)) => false,
         };

@@ -80,8 +80,8 @@ struct Steps {
 }
 
 impl Manager {
-    /// Updates the cgroup of the pod and its containers, memory before CPU. A failure ends it: the next
-    /// sync does the rest.
+    /// Gives the pod's cgroup and its running containers their new resources, memory before CPU.
+    /// Stops at the first failure: the next sync does the rest.
     ///
     /// # Errors
     /// See [`ResizeError`].
@@ -99,6 +99,7 @@ impl Manager {
         if cgroup.is_some() {
             self.update_sandbox(pod, sandbox).await?;
         }
+        // What each container has after the updates so far: an update sends both resources.
         let mut current: HashMap<&str, Amounts> = HashMap::new();
         for resource in Resource::ALL {
             let updates = actions.of(resource);
@@ -106,14 +107,14 @@ impl Manager {
                 continue;
             }
             let steps = cgroup.as_ref().map(|cgroup| steps(cgroup, resource)).unwrap_or_default();
-            limit(pod, cgroup.as_ref(), steps.before).await?;
+            limit_cgroup(pod, cgroup.as_ref(), steps.before).await?;
             for update in updates {
                 let amounts = current.entry(&update.id).or_insert(update.current);
                 let next = amounts.with(resource, update.desired);
                 self.update_container(pod, update, next).await?;
                 *amounts = next;
             }
-            limit(pod, cgroup.as_ref(), steps.after).await?;
+            limit_cgroup(pod, cgroup.as_ref(), steps.after).await?;
         }
         if let Some(own) = pod.spec().resources.clone().filter(|_| actions.has_pod) {
             let set = self.actuated.set_pod_level(&pod.uid(), own).await;
@@ -223,7 +224,7 @@ impl Manager {
 }
 
 /// Sets these limits on the pod's cgroup, one after the other.
-async fn limit(
+async fn limit_cgroup(
     pod: &Arc<Pod>,
     cgroup: Option<&PodCgroup>,
     limits: Vec<Resources>,
@@ -237,8 +238,8 @@ async fn limit(
     Ok(())
 }
 
-/// Decides in which order a pod's cgroup is limited: it grows before its containers, and shrinks
-/// after them.
+/// Decides which limits of a resource a pod's cgroup gets before its containers, and which after
+/// them: it grows before them, and shrinks after them.
 fn steps(cgroup: &PodCgroup, resource: Resource) -> Steps {
     let PodCgroup { current, desired, .. } = cgroup;
     let mut steps = Steps::default();
@@ -274,7 +275,7 @@ fn steps(cgroup: &PodCgroup, resource: Resource) -> Steps {
     steps
 }
 
-/// Amounts as a container lists them.
+/// Converts amounts to lists of requests and limits. An amount of zero is left out.
 pub(super) fn lists_of(amounts: Amounts) -> core::ResourceRequirements {
     let list = |milli_cpus: i64, memory: i64| {
         let cpu = (milli_cpus != 0).then(|| Quantity::from_milli(milli_cpus, Format::DecimalSi));

@@ -39,7 +39,8 @@ impl From<Waiting> for StartFailure {
     }
 }
 
-/// Converts the failure of a step, by the reason that the container's status shows.
+/// Returns a function for `map_err` that converts the failure of a step. `reason`: the one that the
+/// container's status shows.
 fn failed<E: Error + 'static>(reason: &'static str) -> impl Fn(E) -> Waiting {
     move |error| Waiting { reason, message: chain(&error) }
 }
@@ -92,8 +93,8 @@ impl Manager {
         outcome
     }
 
-    /// Checks whether a container that has ended has to wait before its next start, longer each
-    /// time. Upstream: `doBackOff`.
+    /// Fails if a container that has ended has to wait before its next start, longer after each
+    /// end. Else counts the start that follows. Upstream: `doBackOff`.
     fn back_off(
         &self,
         pod: &Pod,
@@ -148,7 +149,7 @@ impl Manager {
         let start = Start { restart_count: count, images, target };
         let config = self.container_config(pod, container, start, &sandbox.ips).await;
         let config = config.map_err(failed("CreateContainerConfigError"))?;
-        self.record(pod, container).await.map_err(failed("CreateContainerConfigError"))?;
+        self.record_actuated(pod, container).await.map_err(failed("CreateContainerConfigError"))?;
         let request = api::CreateContainerRequest {
             pod_sandbox_id: sandbox.id.clone(),
             config: Some(config),
@@ -168,7 +169,11 @@ impl Manager {
     }
 
     /// Records the resources that a container is given. Upstream: `setActuatedContainerResources`.
-    async fn record(&self, pod: &Pod, container: &Container) -> Result<(), allocation::Error> {
+    async fn record_actuated(
+        &self,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<(), allocation::Error> {
         let own = container.resources.as_ref();
         let mut lists = own.cloned().unwrap_or_default();
         let of_pod = pod.spec().resources.as_ref();

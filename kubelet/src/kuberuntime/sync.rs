@@ -42,7 +42,9 @@ impl Synced {
 }
 
 impl Manager {
-    /// Does what `actions::compute` says for the pod's state.
+    /// Brings a pod's sandbox and containers to what its definition says, by the actions that
+    /// `actions::compute` decides. Sets up the volumes first; while some are missing, only returns
+    /// when to retry.
     ///
     /// `restarts_all`: the restart of all its containers is under way.
     ///

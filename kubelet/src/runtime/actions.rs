@@ -133,7 +133,7 @@ pub fn compute(
     if is_new {
         recreate(pod, status, &mut actions);
         for at in &actions.to_start {
-            resizing.start(&pod.spec().containers[*at], &mut actions.resize);
+            resizing.add_start(&pod.spec().containers[*at], &mut actions.resize);
         }
         return actions;
     }
@@ -151,9 +151,9 @@ pub fn compute(
         let Some(current) = current.filter(|current| current.state == State::Running) else {
             if should_restart(pod, container, status) {
                 actions.to_start.push(at);
-                resizing.start(container, &mut actions.resize);
+                resizing.add_start(container, &mut actions.resize);
                 if let Some(current) = current.filter(|current| current.state == State::Unknown) {
-                    actions.to_kill.push(unknown_state(current, "Container"));
+                    actions.to_kill.push(unknown_state_kill(current, "Container"));
                 }
             }
             continue;
@@ -162,16 +162,16 @@ pub fn compute(
         let results = probes(&current.id);
         let mut restarts = restart_policy_of(container, pod) != RestartPolicy::Never;
         let (mut message, reason) = if is_changed(container, current) {
-            // With each restart policy: the definition has changed.
+            // A changed definition restarts the container whichever restart policy it has.
             restarts = true;
             (format!("Container {name} definition changed"), KillReason::Changed)
         } else if results.liveness == Some(false) {
             (format!("Container {name} failed liveness probe"), KillReason::LivenessProbe)
         } else if results.startup == Some(false) {
             (format!("Container {name} failed startup probe"), KillReason::StartupProbe)
-        } else if resizing.container(container, current, &mut actions.resize) {
+        } else if resizing.add_container(container, current, &mut actions.resize) {
             actions.to_start.push(at);
-            actions.to_kill.push(resized(current));
+            actions.to_kill.push(resize_kill(current));
             continue;
         } else {
             keeps_any = true;
@@ -185,15 +185,16 @@ pub fn compute(
     }
     if !keeps_any && actions.to_start.is_empty() {
         actions.kill_pod = true;
-        // Sidecars do not keep a pod alive.
+        // No container is left for which sidecars would have to run.
         actions.init_to_start.clear();
     } else {
-        resizing.pod(&mut actions.resize);
+        resizing.add_pod(&mut actions.resize);
     }
     actions
 }
 
-fn resized(current: &ContainerStatus) -> Kill {
+/// Describes the kill of a container that gets its new resources by a restart.
+fn resize_kill(current: &ContainerStatus) -> Kill {
     Kill {
         id: current.id.clone(),
         name: current.name.clone(),
@@ -260,7 +261,9 @@ fn is_changed(container: &Container, current: &ContainerStatus) -> bool {
     current.hash.is_some_and(|hash| hash != container_hash(container))
 }
 
-fn unknown_state(current: &ContainerStatus, what: &str) -> Kill {
+/// Describes the kill of a container of unknown state, which may still run. `what`: the start of
+/// the message.
+fn unknown_state_kill(current: &ContainerStatus, what: &str) -> Kill {
     Kill {
         id: current.id.clone(),
         name: current.name.clone(),
@@ -323,14 +326,14 @@ fn init_actions(
             (State::Created, _) | (State::Exited, true) => Step::Start,
             (State::Running, false) => {
                 // The API server lets no such container restart for a resize.
-                resizing.container(container, current, &mut actions.resize);
+                resizing.add_container(container, current, &mut actions.resize);
                 Step::Wait
             }
             (State::Running, true) => sidecar_step(container, current, probes(&current.id)),
             (State::Exited, false) if current.exit_code == 0 => Step::Done(None),
             (State::Exited, false) if should_restart(pod, container, status) => Step::Start,
             (State::Unknown, _) if is_sidecar || restarts(pod, container) => {
-                Step::Restart(unknown_state(current, "Init container"))
+                Step::Restart(unknown_state_kill(current, "Init container"))
             }
             (State::Exited | State::Unknown, _) => {
                 actions.kill_pod = true;
@@ -341,9 +344,9 @@ fn init_actions(
         let step = match step {
             Step::Done(None)
                 if current.state == State::Running
-                    && resizing.container(container, current, &mut actions.resize) =>
+                    && resizing.add_container(container, current, &mut actions.resize) =>
             {
-                Step::Done(Some(resized(current)))
+                Step::Done(Some(resize_kill(current)))
             }
             step => step,
         };
@@ -375,6 +378,7 @@ fn init_actions(
     is_initialized
 }
 
+/// What happens to an init container, and so to those after it.
 enum Step {
     Wait,
     Start,

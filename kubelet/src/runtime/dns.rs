@@ -9,8 +9,8 @@ use super::Error;
 use crate::cri::api;
 use crate::pod::{Pod, PodExt};
 
-/// Upstream: `MaxDNSNameservers`, `MaxDNSSearchPaths`, `MaxDNSSearchListChars`, and the longest
-/// search path.
+/// The limits of a pod's resolver. Upstream: `MaxDNSNameservers`, `MaxDNSSearchPaths`,
+/// `MaxDNSSearchListChars`, and the longest search path.
 const MAX_SERVERS: usize = 3;
 const MAX_SEARCHES: usize = 32;
 const MAX_SEARCH_CHARS: usize = 2048;
@@ -35,8 +35,8 @@ pub struct Resolvers {
     pub cluster_domain: String,
 }
 
-/// Returns the resolver of a pod, by its policy and its own settings. The machine's is read now: it
-/// changes with the machine's network. Blocks.
+/// Builds the DNS configuration of a pod, by its policy and its own settings. Reads the machine's
+/// file each time: it changes with the machine's network. Blocks.
 ///
 /// # Errors
 /// When the machine's file cannot be read.
@@ -91,6 +91,8 @@ fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
         }
         None => api::DnsConfig {
             servers: vec![LOCAL.to_owned()],
+            // As upstream for an empty `--resolv-conf`: a runtime would take the machine's
+            // searches.
             searches: vec![".".to_owned()],
             options: Vec::new(),
         },
@@ -99,6 +101,7 @@ fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
         Some("None" | "Default") => false,
         // On the host's network, only `ClusterFirstWithHostNet` asks for the cluster's servers.
         Some("ClusterFirst") => !pod.is_host_network(),
+        // `ClusterFirstWithHostNet`.
         _ => true,
     };
     let mut dns = match spec.dns_policy.as_deref() {
@@ -151,6 +154,7 @@ fn cluster(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> a
     }
 }
 
+/// Returns the list without repeated items, in its order.
 fn unique(list: Vec<String>) -> Vec<String> {
     let mut kept: Vec<String> = Vec::with_capacity(list.len());
     for item in list {
@@ -210,17 +214,18 @@ pub fn name(pod: &Pod, cluster_domain: &str) -> PodName {
     let spec = pod.spec();
     let text = |field: &Option<String>| field.clone().filter(|text| !text.is_empty());
     if let Some(host) = &spec.hostname_override {
-        return PodName { host: shortened(host), domain: String::new() };
+        return PodName { host: shorten(host), domain: String::new() };
     }
     let host = text(&spec.hostname).unwrap_or_else(|| pod.name().to_owned());
     let domain = text(&spec.subdomain).map(|subdomain| {
         let namespace = pod.namespace();
         format!("{subdomain}.{namespace}.svc.{cluster_domain}")
     });
-    PodName { host: shortened(&host), domain: domain.unwrap_or_default() }
+    PodName { host: shorten(&host), domain: domain.unwrap_or_default() }
 }
 
-fn shortened(host: &str) -> String {
+/// Cuts a host name to the length that the kernel allows.
+fn shorten(host: &str) -> String {
     match host.get(..MAX_HOSTNAME) {
         Some(start) if host.len() > MAX_HOSTNAME => start.trim_end_matches(['-', '.']).to_owned(),
         _ => host.to_owned(),

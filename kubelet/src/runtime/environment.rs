@@ -62,14 +62,16 @@ pub fn variables(
     };
     for from in container.env_from.iter().flatten() {
         let prefix = from.prefix.as_deref().unwrap_or_default();
-        for (key, bytes) in all_of(pod, from, sources.objects)?.into_iter().flat_map(|c| &c.data) {
+        for (key, bytes) in
+            env_from_object(pod, from, sources.objects)?.into_iter().flat_map(|c| &c.data)
+        {
             add(&format!("{prefix}{key}"), bytes.clone(), &mut values);
         }
     }
     for env in container.env.iter().flatten() {
         let given = env.value.as_deref().unwrap_or_default();
         let value = match &env.value_from {
-            Some(from) if given.is_empty() => source(pod, container, from, sources)?,
+            Some(from) if given.is_empty() => read_value(pod, container, from, sources)?,
             _ => Some(expand(given, &values)),
         };
         // An optional source that does not exist.
@@ -81,8 +83,8 @@ pub fn variables(
     Ok(variables)
 }
 
-/// Returns the object of an `envFrom`; `None`: it is optional and absent.
-fn all_of<'a>(
+/// Returns the ConfigMap or Secret of an `envFrom`. `None`: it is optional and absent.
+fn env_from_object<'a>(
     pod: &Pod,
     from: &core::EnvFromSource,
     objects: &'a PodObjects,
@@ -99,8 +101,9 @@ fn all_of<'a>(
     }
 }
 
-/// Reads the value of a variable from its source; `None`: that is optional and absent.
-fn source(
+/// Reads the value of a variable from the source that it names. `None`: the source is optional and
+/// absent.
+fn read_value(
     pod: &Pod,
     container: &Container,
     from: &core::EnvVarSource,
@@ -124,6 +127,7 @@ fn source(
             log::error!("pod {}: {}: {fault}", pod.display_name(), key.path);
             Error::VariableFile
         })?;
+        // `env_file::value` is empty where the file has no such key.
         return match (value.is_empty(), key.optional) {
             (false, _) => Ok(text(value)),
             (true, Some(true)) => Ok(None),
@@ -150,8 +154,8 @@ fn source(
     }
 }
 
-/// Returns a field of the pod. Upstream: `fieldpath.ExtractFieldPathAsString`,
-/// `podFieldSelectorRuntimeValue`.
+/// Returns the text of a field of the pod, for the downward API. Upstream:
+/// `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
 ///
 /// # Errors
 /// When there is no such field.
@@ -191,8 +195,8 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
     })
 }
 
-/// Returns a request or limit, in units of its divisor, rounded up. A limit that the container does
-/// not have is the pod's, or what the node has.
+/// Returns a container's request or limit for the downward API, in units of its divisor, rounded
+/// up. A limit that the container does not have is the pod's, or what the node has.
 ///
 /// # Errors
 /// When there is no such resource.
@@ -224,7 +228,8 @@ pub fn resource_field(
     Ok((amount / divisor + i64::from(amount % divisor > 0)).to_string())
 }
 
-/// Replaces `$(NAME)` by the value of a known variable; `$$` is a dollar sign.
+/// Replaces each `$(NAME)` by the value of that variable, and `$$` by `$`. The name of an unknown
+/// variable stays as it is written.
 fn expand(text: &str, values: &Values) -> Vec<u8> {
     expand_by(text, |name| match values.get(name) {
         Some(value) => value.clone(),
@@ -240,6 +245,7 @@ pub fn expand_word(word: &str, values: &Values) -> Result<String, Error> {
     as_text(word, expand(word, values))
 }
 
+/// Returns the expanded text as a `String`. `text`: the text before, for the error.
 fn as_text(text: &str, expanded: Vec<u8>) -> Result<String, Error> {
     // The cause would have the value.
     String::from_utf8(expanded).map_err(|_| Error::NotUtf8(text.to_owned()))
@@ -264,7 +270,7 @@ pub fn expand_known(text: &str, values: &Values) -> Result<String, Error> {
     }
 }
 
-/// Replaces each `$(NAME)` by its value, and `$$` by `$`.
+/// Replaces each `$(NAME)` by what `value` returns for the name, and `$$` by `$`.
 fn expand_by(text: &str, mut value: impl FnMut(&str) -> Vec<u8>) -> Vec<u8> {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -360,7 +366,7 @@ mod tests {
         ] {
             let from = json!({"fileKeyRef": key});
             let from: core::EnvVarSource = serde_json::from_value(from).expect("a source");
-            let found = source(&pod, &pod.spec().containers[0], &from, sources);
+            let found = read_value(&pod, &pod.spec().containers[0], &from, sources);
             let found = found.map_err(|error| error.to_string());
             let found = found.as_ref().map(Option::as_deref).map_err(String::as_str);
             assert_eq!(found, expected, "{key}");

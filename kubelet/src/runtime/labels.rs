@@ -23,12 +23,13 @@ const DELETION_GRACE_PERIOD: &str = "io.kubernetes.pod.deletionGracePeriod";
 const PRE_STOP: &str = "io.kubernetes.container.preStopHandler";
 const PORTS: &str = "io.kubernetes.container.ports";
 
-/// The pod of a sandbox or container; `None`: it is another program's.
+/// Returns the uid of the pod of a sandbox or container, from its labels. `None`: it is another
+/// program's.
 pub fn pod_uid(labels: &HashMap<String, String>) -> Option<Uid> {
     Uid::parse(labels.get(POD_UID)?)
 }
 
-/// The labels of a pod's sandbox: the pod's own and those that name the pod.
+/// Builds the labels of a pod's sandbox: the pod's own and those that name the pod.
 pub fn sandbox_labels(pod: &Pod) -> HashMap<String, String> {
     let mut labels: HashMap<String, String> =
         pod.metadata.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
@@ -36,13 +37,14 @@ pub fn sandbox_labels(pod: &Pod) -> HashMap<String, String> {
     labels
 }
 
-/// The labels of a container.
+/// Builds the labels of a container, which name it and its pod.
 pub fn container_labels(pod: &Pod, container: &Container) -> HashMap<String, String> {
     let mut labels = pod_labels(pod);
     labels.insert(CONTAINER_NAME.to_owned(), container.name.clone());
     labels
 }
 
+/// Builds the labels that name a pod.
 fn pod_labels(pod: &Pod) -> HashMap<String, String> {
     let labels = [
         (POD_NAME, pod.name().to_owned()),
@@ -80,8 +82,8 @@ pub fn container_annotations(
     annotations
 }
 
-/// Changes with what requires a new container: its name and image.
-/// Upstream: `kubecontainer.HashContainer`.
+/// Hashes what requires a new container when it changes: the name and the image. Upstream:
+/// `kubecontainer.HashContainer`.
 pub fn container_hash(container: &Container) -> u64 {
     let picked = json!({"image": container.image, "name": container.name}).to_string();
     // Bytes as Go prints them for hashing.

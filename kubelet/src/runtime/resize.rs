@@ -122,6 +122,7 @@ impl ResizeActions {
         }
     }
 
+    /// Adds the update of a container. One that lowers the amounts (`is_less`) comes first.
     fn add(&mut self, resource: Resource, update: ContainerUpdate, is_less: bool) {
         let list = match resource {
             Resource::Memory => &mut self.memory,
@@ -138,6 +139,7 @@ pub struct Resizing<'a> {
 }
 
 impl Resizing<'_> {
+    /// Returns the amounts that a container should have.
     fn desired(&self, container: &Container) -> Amounts {
         Amounts::of_container(container.resources.as_ref(), self.pod.spec().resources.as_ref())
     }
@@ -149,8 +151,9 @@ impl Resizing<'_> {
         Some(Amounts::of_container(Some(own), record.pod_level_resources.as_ref()))
     }
 
-    /// Adds what a running container needs to `actions`. Returns whether it has to be restarted.
-    pub fn container(
+    /// Adds the updates to `actions` that give a running container its desired amounts. Returns
+    /// true if it has to be restarted for that instead.
+    pub fn add_container(
         &self,
         container: &Container,
         status: &ContainerStatus,
@@ -187,22 +190,24 @@ impl Resizing<'_> {
         false
     }
 
-    /// Notes that a container starts, for which the pod's cgroup may have to change. Upstream
-    /// leaves it as it is unless the container was restarted for the resize.
-    pub fn start(&self, container: &Container, actions: &mut ResizeActions) {
+    /// Records in `actions` that the pod's cgroup has to change if a container starts with other
+    /// amounts than it was given before. Upstream leaves it as it is unless the container was
+    /// restarted for the resize.
+    pub fn add_start(&self, container: &Container, actions: &mut ResizeActions) {
         let recorded = self.current(&container.name);
         actions.has_pod |= recorded.is_some_and(|current| current != self.desired(container));
     }
 
-    /// Adds the pod's own resources to `actions`. Upstream: `computePodLevelResourcesResizeAction`.
-    pub fn pod(&self, actions: &mut ResizeActions) {
+    /// Records in `actions` that the pod's cgroup has to change if the pod's own resources have
+    /// changed. Upstream: `computePodLevelResourcesResizeAction`.
+    pub fn add_pod(&self, actions: &mut ResizeActions) {
         let own = self.pod.spec().resources.as_ref();
         let recorded = self.actuated.and_then(|record| record.pod_level_resources.as_ref());
         actions.has_pod |= own.is_some() && Amounts::of(own) != Amounts::of(recorded);
     }
 
-    /// Returns whether what runs does not have what is allocated. Upstream:
-    /// `IsPodResizeInProgress`.
+    /// Returns whether the pod as a whole, or a running container, was not yet given the amounts
+    /// that are allocated to it. Upstream: `IsPodResizeInProgress`.
     pub fn is_in_progress(&self, is_running: impl Fn(&str) -> bool) -> bool {
         let own = self.pod.spec().resources.as_ref();
         let recorded = self.actuated.and_then(|record| record.pod_level_resources.as_ref());
@@ -247,11 +252,11 @@ mod tests {
         for container in &wanted.spec().containers {
             let status =
                 ContainerStatus { id: container.name.clone(), ..ContainerStatus::default() };
-            if resizing.container(container, &status, &mut actions) {
+            if resizing.add_container(container, &status, &mut actions) {
                 parts.push(format!("restart {}", container.name));
             }
         }
-        resizing.pod(&mut actions);
+        resizing.add_pod(&mut actions);
         for resource in Resource::ALL {
             let names = actions.of(resource).iter().map(|update| update.name.as_str());
             let names: Vec<&str> = names.collect();
@@ -317,7 +322,7 @@ mod tests {
         assert!(resizing.is_in_progress(|name| name == "c0"));
         assert!(!resizing.is_in_progress(|_| false));
         let mut actions = ResizeActions::default();
-        resizing.start(&wanted.spec().containers[0], &mut actions);
+        resizing.add_start(&wanted.spec().containers[0], &mut actions);
         assert!(actions.has_pod);
     }
 }

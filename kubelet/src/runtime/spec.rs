@@ -127,6 +127,7 @@ fn namespaces(pod: &Pod, users: Option<&api::UserNamespace>) -> api::NamespaceOp
     }
 }
 
+/// Returns the supplemental groups of a pod's containers: its `fsGroup` and those that it names.
 fn groups(pod: &Pod) -> Vec<i64> {
     let security = pod.spec().security_context.as_ref();
     let own = security.and_then(|security| security.supplemental_groups.clone());
@@ -216,7 +217,7 @@ pub fn container(
     settings: ContainerSettings<'_>,
 ) -> Result<api::ContainerConfig, Error> {
     let values: Values = settings.environment.iter().cloned().collect();
-    let expanded = |list: &Option<Vec<String>>| -> Result<Vec<String>, Error> {
+    let expand_list = |list: &Option<Vec<String>>| -> Result<Vec<String>, Error> {
         list.iter().flatten().map(|word| expand_word(word, &values)).collect()
     };
     let image = container.image.clone().unwrap_or_default();
@@ -248,15 +249,15 @@ pub fn container(
             user_specified_image: image,
             ..Default::default()
         }),
-        command: expanded(&container.command)?,
-        args: expanded(&container.args)?,
+        command: expand_list(&container.command)?,
+        args: expand_list(&container.args)?,
         working_dir: container.working_dir.clone().unwrap_or_default(),
         envs: settings
             .environment
             .into_iter()
             .map(|(key, value)| api::KeyValue { key, value })
             .collect(),
-        mounts: mapped(settings.mounts, settings.users),
+        mounts: map_owners(settings.mounts, settings.users),
         labels: labels::container_labels(pod, container),
         annotations: labels::container_annotations(pod, container, settings.restart_count),
         log_path: format!("{}/{}.log", container.name, settings.restart_count),
@@ -272,7 +273,7 @@ pub fn container(
 }
 
 /// Maps the owners of files in mounts to the pod's user namespace, which the kernel shows in them.
-fn mapped(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Vec<api::Mount> {
+fn map_owners(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Vec<api::Mount> {
     if let Some(users) = users {
         for mount in &mut mounts {
             mount.uid_mappings.clone_from(&users.uids);
@@ -338,9 +339,9 @@ fn hugepages(
         let amount = of_size.and_then(|(_, amount)| amount.0.parse::<Quantity>().ok());
         u64::try_from(amount.map_or(0, |amount| amount.value())).unwrap_or(0)
     };
-    let of =
+    let hugepage_limit =
         |size: &PageSize| api::HugepageLimit { page_size: size.name.clone(), limit: limit(size) };
-    sizes.iter().map(of).collect()
+    sizes.iter().map(hugepage_limit).collect()
 }
 
 /// Computes the `oom_score_adj` of a container. Upstream: `GetContainerOOMScoreAdjust`.
@@ -384,8 +385,8 @@ pub fn milli_of_shares(shares: u64) -> Option<i64> {
     Some(shares.min(MAX_SHARES).saturating_mul(1000).saturating_add(1023) / 1024)
 }
 
-/// Returns how readily the kernel kills a container when memory is short. A burstable one is safer
-/// the more of the machine's memory it requests.
+/// Computes the score by which the kernel kills containers when memory is short, the highest first.
+/// A burstable one is safer the more of the machine's memory it requests.
 fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
     match class {
         QosClass::Guaranteed => GUARANTEED_SCORE,
@@ -433,7 +434,7 @@ fn security(
         Some(("Localhost", profile)) => {
             let file = profile.localhost_profile.as_deref().filter(|file| !file.is_empty());
             let file = file.ok_or(Error::NoLocalhostProfile)?;
-            local(guards.seccomp.join(file).display().to_string())
+            localhost_profile(guards.seccomp.join(file).display().to_string())
         }
         Some(("Unconfined", _)) | None => unconfined(),
         // The server knows more types: the container must not run without protection.
@@ -485,7 +486,7 @@ fn unconfined() -> api::SecurityProfile {
     }
 }
 
-fn local(localhost_ref: String) -> api::SecurityProfile {
+fn localhost_profile(localhost_ref: String) -> api::SecurityProfile {
     api::SecurityProfile {
         profile_type: api::security_profile::ProfileType::Localhost as i32,
         localhost_ref,
@@ -504,7 +505,7 @@ fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityPro
         let profile = match (profile, profile.strip_prefix("localhost/")) {
             ("runtime/default", _) => runtime_default(),
             ("unconfined", _) => unconfined(),
-            (_, Some(name)) => local(name.to_owned()),
+            (_, Some(name)) => localhost_profile(name.to_owned()),
             _ => return Err(Error::UnknownAppArmorProfile(profile.to_owned())),
         };
         return Ok(Some(profile));
@@ -515,7 +516,9 @@ fn app_armor(pod: &Pod, container: &Container) -> Result<Option<api::SecurityPro
     match profile.type_.as_str() {
         "RuntimeDefault" => Ok(Some(runtime_default())),
         "Unconfined" => Ok(Some(unconfined())),
-        "Localhost" => Ok(Some(local(profile.localhost_profile.clone().unwrap_or_default()))),
+        "Localhost" => {
+            Ok(Some(localhost_profile(profile.localhost_profile.clone().unwrap_or_default())))
+        }
         other => Err(unknown_type("appArmorProfile", other)),
     }
 }
@@ -630,7 +633,7 @@ mod tests {
             let given = found.namespace_options.and_then(|options| options.userns_options);
             assert_eq!(given.as_ref(), users);
         }
-        let mounts = mapped(vec![api::Mount::default()], Some(&own));
+        let mounts = map_owners(vec![api::Mount::default()], Some(&own));
         assert_eq!((&mounts[0].uid_mappings, &mounts[0].gid_mappings), (&ids, &ids));
     }
 

@@ -135,8 +135,8 @@ impl PodStatus {
         self.sandboxes.first().filter(|sandbox| sandbox.is_ready).map_or(&[], |s| &s.ips)
     }
 
-    /// Orders by attempts before times: the machine's clock may step back, at a start without a
-    /// battery for instance.
+    /// Sorts the sandboxes and containers, the newest first. Attempts count before times: the
+    /// machine's clock may step back, at a start without a battery for instance.
     fn sort(&mut self) {
         let newest = |attempt: u32, created_at: i64| Reverse((attempt, created_at));
         self.sandboxes.sort_by_key(|one| (newest(one.attempt, one.created_at), one.id.clone()));
@@ -144,6 +144,7 @@ impl PodStatus {
             .sort_by_key(|one| (newest(one.restart_count, one.created_at), one.id.clone()));
     }
 
+    /// Returns whether a container runs, or a sandbox is ready.
     pub fn has_running(&self) -> bool {
         let is_running = |container: &ContainerStatus| container.state == State::Running;
         self.containers.iter().any(is_running)
