@@ -19,7 +19,7 @@ use crate::whole_object::WholeObject;
 const CSI_DRIVERS: ResourceType =
     ResourceType::fixed("storage.k8s.io", "v1", "CSIDriver", "csidrivers", false);
 
-/// All of them. Cheap to clone: clones are the same.
+/// All CSIDriver objects, which an informer follows. Cheap to clone: clones are the same.
 #[derive(Clone)]
 pub struct CsiDrivers {
     informer: SharedIndexInformer<WholeObject<storage::CSIDriver>>,
@@ -48,12 +48,12 @@ impl EventHandler<WholeObject<storage::CSIDriver>> for Notifier {
     }
 }
 
-/// One of them; a driver may have none.
+/// The CSIDriver object of a driver; a driver may have none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CsiDriver(Option<storage::CSIDriverSpec>);
 
 impl CsiDrivers {
-    /// Follows them until stopped.
+    /// Starts an informer of the CSIDriver objects, which runs until stopped.
     pub fn start(server: Arc<dyn Source>, clock: SharedClock, stop: &StopToken) -> CsiDrivers {
         let informer = SharedIndexInformer::new(server, Scope::all(CSI_DRIVERS), clock);
         let changed = Arc::new(Event::new());
@@ -63,12 +63,13 @@ impl CsiDrivers {
         CsiDrivers { lister: informer.lister(), informer, changed }
     }
 
-    /// Waits for a change of one of them. Listen before you [`get`](Self::get).
+    /// Returns a listener that wakes when a CSIDriver object changes. Listen before you
+    /// [`get`](Self::get).
     pub fn changed(&self) -> EventListener {
         self.changed.listen()
     }
 
-    /// The object of a driver.
+    /// Returns the object of a driver.
     ///
     /// # Errors
     /// No list of them is complete yet.
@@ -87,47 +88,48 @@ impl CsiDrivers {
 }
 
 impl CsiDriver {
-    /// Whether its volumes have to be attached. Upstream: `skipAttach`.
+    /// Returns whether its volumes have to be attached. Upstream: `skipAttach`.
     pub fn attaches(&self) -> bool {
         self.0.as_ref().and_then(|spec| spec.attach_required) != Some(false)
     }
 
-    /// Whether it wants to know the pod. Upstream: `podInfoEnabled`.
+    /// Returns whether the driver wants to know the pod. Upstream: `podInfoEnabled`.
     pub fn wants_pod(&self) -> bool {
         self.0.as_ref().and_then(|spec| spec.pod_info_on_mount) == Some(true)
     }
 
-    /// Whether volumes are published again and again.
+    /// Returns whether the driver's volumes are published again at each sync of their pods.
     pub fn republishes(&self) -> bool {
         self.0.as_ref().and_then(|spec| spec.requires_republish) == Some(true)
     }
 
-    /// The audiences of the tokens that it wants, and their seconds.
+    /// Returns the audiences of the tokens that the driver wants, and their lives in seconds.
     pub fn tokens(&self) -> Vec<(String, Option<i64>)> {
         let requests = self.0.iter().filter_map(|spec| spec.token_requests.as_ref()).flatten();
         requests.map(|token| (token.audience.clone(), token.expiration_seconds)).collect()
     }
 
-    /// Whether the tokens are secrets, in place of attributes.
+    /// Returns whether the tokens are secrets, in place of attributes.
     pub fn has_tokens_in_secrets(&self) -> bool {
         self.0.as_ref().and_then(|spec| spec.service_account_token_in_secrets) == Some(true)
     }
 
-    /// How often the driver is asked for the volumes that the node may have; `None`: only when it
-    /// registers. Upstream: `getNodeAllocatableUpdatePeriod`.
+    /// Returns how often the driver is asked for the number of volumes that the node may have.
+    /// `None`: only when it registers. Upstream: `getNodeAllocatableUpdatePeriod`.
     pub fn allocatable_period(&self) -> Option<Duration> {
         let spec = self.0.as_ref()?;
         let seconds = u64::try_from(spec.node_allocatable_update_period_seconds?).ok()?;
         Some(Duration::from_secs(seconds)).filter(|period| !period.is_zero())
     }
 
-    /// When the kubelet gives the volume to the pod's group. Upstream: `getFSGroupPolicy`.
+    /// Returns the policy by which the kubelet gives a volume to the pod's group. Upstream:
+    /// `getFSGroupPolicy`.
     pub fn group_policy(&self) -> &str {
         let policy = self.0.as_ref().and_then(|spec| spec.fs_group_policy.as_deref());
         policy.unwrap_or("ReadWriteOnceWithFSType")
     }
 
-    /// Returns why the driver has no such volumes; `None`: it has. Upstream:
+    /// Returns why the driver has no volumes of this lifecycle; `None`: it has them. Upstream:
     /// `supportsVolumeLifecycleMode`.
     pub fn refusal(&self, driver: &str, lifecycle: Lifecycle) -> Option<String> {
         let name = lifecycle.name();

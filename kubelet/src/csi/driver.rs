@@ -55,7 +55,7 @@ pub struct Amounts {
 }
 
 impl Amounts {
-    /// As a driver says; units that are not known are left out.
+    /// Converts the usages that a driver reports. Units that are not known are left out.
     fn of(usages: &[api::VolumeUsage]) -> Amounts {
         let mut all = Amounts::default();
         for usage in usages {
@@ -77,6 +77,7 @@ impl Amounts {
 }
 
 impl Capabilities {
+    /// Converts the capabilities that a driver reports.
     fn of(answer: &api::NodeGetCapabilitiesResponse) -> Capabilities {
         let has = |rpc: Rpc| {
             let is_it = |known: &Option<Capability>| matches!(known, Some(Capability::Rpc(known)) if known.r#type() == rpc);
@@ -141,7 +142,7 @@ pub struct Publish {
 }
 
 impl Driver {
-    /// The driver whose node service is at `socket`. The first call connects.
+    /// Creates the driver whose node service is at `socket`. The first call connects.
     pub fn new(name: &str, socket: &Path, clock: SharedClock) -> Driver {
         let endpoint = Endpoint::Unix(socket.to_owned());
         let channel = Channel::new("CSI driver", endpoint, clock, |_, _, _| {});
@@ -152,11 +153,12 @@ impl Driver {
         &self.name
     }
 
-    /// Whether one is a clone of the other, and not a later registration of the name.
+    /// Returns whether one is a clone of the other, and not a later registration of the name.
     pub fn is_same(&self, other: &Driver) -> bool {
         Arc::ptr_eq(&self.name, &other.name)
     }
 
+    /// Calls a method of the driver's node service, and observes the call in upstream's metric.
     async fn call<A: Message + Default>(
         &self,
         method: &'static str,
@@ -251,7 +253,7 @@ impl Driver {
         self.call::<api::NodeUnpublishVolumeResponse>(method, &request).await.map(drop)
     }
 
-    /// What a published volume holds; `None`: the driver has no statistics.
+    /// Asks the driver what a published volume holds. `None`: the driver has no statistics.
     /// Upstream: `metricsCsi.GetMetrics`.
     ///
     /// # Errors
@@ -297,7 +299,8 @@ impl Driver {
     }
 }
 
-/// The code of a call, as upstream's metric has it. Upstream: `getErrorCode`.
+/// Returns the gRPC code of a call by its error, as upstream's metric has it. Upstream:
+/// `getErrorCode`.
 fn code(error: Option<&grpc::Error>) -> String {
     match error {
         None => "OK".to_owned(),

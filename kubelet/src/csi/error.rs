@@ -79,7 +79,7 @@ impl Error {
         error.code().is_some_and(|code| !uncertain.contains(&code))
     }
 
-    /// The driver's code, if its answer is an error.
+    /// Returns the gRPC code of the driver's answer, if it is an error.
     pub fn code(&self) -> Option<Code> {
         match self {
             Error::Call(error) => error.code(),

@@ -62,17 +62,17 @@ impl Drivers {
         found.ok_or_else(|| Error::NotRegistered(name.to_owned()))
     }
 
-    /// Whether this very driver is still registered.
+    /// Returns whether this very driver is still registered, not another one of its name.
     fn has(&self, driver: &Driver) -> bool {
         self.0.drivers.lock().get(driver.name()).is_some_and(|found| found.is_same(driver))
     }
 
-    /// Waits for a driver that comes or goes.
+    /// Returns a listener that wakes when a driver comes or goes.
     pub fn changed(&self) -> EventListener {
         self.0.changed.listen()
     }
 
-    /// How often a driver has come or gone.
+    /// Returns how often a driver has come or gone.
     pub fn changes(&self) -> u64 {
         self.0.changes.load(Ordering::SeqCst)
     }
@@ -93,24 +93,24 @@ impl Drivers {
     }
 }
 
-/// Hashes texts one after the other with SHA-256, in hexadecimal.
+/// Returns the SHA-256 hash, in hexadecimal, of texts one after the other.
 pub fn sha256(parts: &[&str]) -> String {
     let hash = digest(&SHA256, parts.concat().as_bytes());
     hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The name of the VolumeAttachment of a volume on a node, as the manager computes it.
+/// Returns the name of the VolumeAttachment of a volume on a node, as the manager computes it.
 /// Upstream: `getAttachmentName`.
 pub fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
     format!("csi-{}", sha256(&[handle, driver, node]))
 }
 
-/// The handle of a volume that exists as long as its pod. Upstream: `makeVolumeHandle`.
+/// Returns the handle of a volume that exists as long as its pod. Upstream: `makeVolumeHandle`.
 pub fn ephemeral_handle(uid: &str, volume: &str) -> String {
     format!("csi-{}", sha256(&[uid, volume]))
 }
 
-/// A volume's name in the status of the Node. Upstream: `UniqueVolumeName`.
+/// Returns a volume's name in the status of the Node. Upstream: `UniqueVolumeName`.
 pub fn unique_name(driver: &str, handle: &str) -> String {
     format!("{PLUGIN}/{driver}^{handle}")
 }

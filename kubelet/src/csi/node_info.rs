@@ -51,7 +51,8 @@ enum Update<'a> {
     Remove,
 }
 
-/// Keeps them. Cheap to clone: clones do one update at a time.
+/// Writes what drivers say about this node to its CSINode and Node. Cheap to clone: clones do one
+/// update at a time.
 #[derive(Clone)]
 pub struct NodeInfo {
     client: Client,
@@ -78,19 +79,21 @@ impl NodeInfo {
         NodeInfo { client, own, clock, updating: Arc::default(), first }
     }
 
-    /// Why the node takes no pods yet: without its CSINode the scheduler would count no volumes.
-    /// `None`: it is there. Upstream: `SetKubeletError`, `storageErrors`.
+    /// Returns why the node takes no pods yet: without its CSINode the scheduler would count no
+    /// volumes. `None`: the CSINode is there. Upstream: `SetKubeletError`, `storageErrors`.
     pub fn fault(&self) -> Option<String> {
         self.first.fault.lock().clone()
     }
 
-    /// Waits for the end of an attempt at the first CSINode. Listen before you ask [`fault`].
+    /// Returns a listener that wakes when an attempt at the first CSINode has ended. Listen before
+    /// you ask [`fault`].
     ///
     /// [`fault`]: Self::fault
     pub fn attempted(&self) -> EventListener {
         self.first.attempted.listen()
     }
 
+    /// Records how an attempt at the first CSINode has ended, and wakes those who wait for it.
     fn conclude(&self, fault: Option<String>) {
         *self.first.fault.lock() = fault;
         notify_all(&self.first.attempted);
@@ -153,7 +156,7 @@ impl NodeInfo {
         }
     }
 
-    /// A driver is gone. Upstream: `UninstallCSIDriver`.
+    /// Removes a driver that is gone from the CSINode and the Node. Upstream: `UninstallCSIDriver`.
     ///
     /// # Errors
     /// The last attempt's.
@@ -166,13 +169,13 @@ impl NodeInfo {
         ObjectKey::cluster(self.own.name())
     }
 
-    /// Repeats an update until it is done, a few times, and does no other one meanwhile.
+    /// Does an update, with a few retries. No other update is done meanwhile.
     async fn persistently(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         let _updating = self.updating.lock().await;
         self.repeat(driver, update).await
     }
 
-    /// Repeats an update until it is done, a few times. `updating` is locked.
+    /// Does an update, with a few retries. The caller holds the lock `updating`.
     async fn repeat(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         for wait in WAITS {
             match self.update(driver, update).await {
@@ -254,12 +257,14 @@ impl NodeInfo {
         }
     }
 
+    /// Writes the changed CSINode.
     async fn replace(&self, node: &storage::CSINode) -> Result<(), Error> {
         self.client.resource(&CSI_NODES).update_for_metadata(&self.key(), node).await?;
         Ok(())
     }
 }
 
+/// Builds the CSINode of the Node of this name and uid, which owns it.
 fn new_csi_node(name: &str, uid: String) -> storage::CSINode {
     let mut node = storage::CSINode::default();
     node.metadata.name = Some(name.to_owned());
@@ -275,8 +280,8 @@ fn new_csi_node(name: &str, uid: String) -> storage::CSINode {
     node
 }
 
-/// Sets what a driver says. Returns whether it is another thing than before.
-/// Upstream: `installDriverToCSINode`.
+/// Sets a driver's entry in the CSINode to what the driver says. Returns false if the entry was the
+/// same before. Upstream: `installDriverToCSINode`.
 fn set_driver(node: &mut storage::CSINode, driver: &str, info: &NodeGetInfoResponse) -> bool {
     let count = match info.max_volumes_per_node {
         0 => None,
@@ -310,8 +315,9 @@ fn set_driver(node: &mut storage::CSINode, driver: &str, info: &NodeGetInfoRespo
     true
 }
 
-/// Builds the change of the Node that a driver needs; `None`: it is as it has to be. `info`: `None`
-/// for a driver that is gone. Upstream: `updateNodeIDInNode`, `updateTopologyLabels`.
+/// Builds the change of the Node's annotation and labels that a driver needs. `None`: they are as
+/// they have to be. `info`: what the driver says; `None`: it is gone. Upstream:
+/// `updateNodeIDInNode`, `updateTopologyLabels`.
 fn node_change(
     node: &core::Node,
     driver: &str,

@@ -82,8 +82,8 @@ impl DriverRegistration {
                 };
                 for change in &changes {
                     match change {
-                        Change::Written(path) => self.found(sockets, path).await,
-                        Change::Gone(path) => self.gone(sockets, path).await,
+                        Change::Written(path) => self.start_socket(sockets, path).await,
+                        Change::Gone(path) => self.end_socket(sockets, path).await,
                         Change::Unknown => {}
                     }
                 }
@@ -106,37 +106,39 @@ impl DriverRegistration {
         let old: Vec<PathBuf> =
             sockets.keys().filter(|path| !found.contains(path)).cloned().collect();
         for path in old {
-            self.gone(sockets, &path).await;
+            self.end_socket(sockets, &path).await;
         }
         for path in found {
             if !sockets.contains_key(&path) {
-                self.found(sockets, &path).await;
+                self.start_socket(sockets, &path).await;
             }
         }
     }
 
-    /// Starts to follow a socket, perhaps in place of an earlier one.
-    async fn found(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
+    /// Starts the task that keeps the driver of a socket registered, in place of that of an earlier
+    /// socket at this path. Ignores hidden files and those that are not sockets.
+    async fn start_socket(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
         let is_hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes()[0] == b'.');
         if is_hidden || !is_socket(path) {
             return;
         }
-        self.gone(sockets, path).await;
+        self.end_socket(sockets, path).await;
         let stop = StopToken::new();
         let (own, of, until) = (self.clone(), path.to_owned(), stop.clone());
-        let running = task::spawn(async move { own.keep(&of, until).await });
+        let running = task::spawn(async move { own.keep_registered(&of, until).await });
         sockets.insert(path.to_owned(), Socket { stop, running });
     }
 
-    async fn gone(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
+    /// Ends the task of a socket, if it has one, and waits until its driver is deregistered.
+    async fn end_socket(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
         if let Some(socket) = sockets.remove(path) {
             socket.stop.stop();
             socket.running.await;
         }
     }
 
-    /// Registers the plugin of a socket, and deregisters it when stopped.
-    async fn keep(&self, socket: &Path, stop: StopToken) {
+    /// Registers the plugin of a socket, with retries, and deregisters it when stopped.
+    async fn keep_registered(&self, socket: &Path, stop: StopToken) {
         let mut wait = FIRST_WAIT;
         let mut name = None;
         loop {
@@ -149,7 +151,7 @@ impl DriverRegistration {
                 }
                 Some(Err(error)) => log::error!("{}: {}", socket.display(), chain(&error)),
             }
-            // It does not know that it is registered, so it must not be.
+            // The plugin has not learnt that it is registered, so it must not be.
             self.deregister(name.take()).await;
             if stop.unless_stopped(self.clock.sleep(wait)).await.is_none() {
                 return;
@@ -263,7 +265,8 @@ struct Due {
 }
 
 impl Due {
-    /// A new period begins now; one that stays keeps its time. Upstream: `syncDriverUpdater`.
+    /// Returns when the driver has to be asked next: a new period begins now, one that has not
+    /// changed keeps its time. `None`: the driver is not asked. Upstream: `syncDriverUpdater`.
     fn next(before: Option<Due>, period: Option<Duration>, now: Duration) -> Option<Due> {
         let period = period?;
         let kept = before.filter(|before| before.period == period);
@@ -271,7 +274,7 @@ impl Due {
     }
 }
 
-/// Whether a version of CSI is one of 1.x. Upstream: `HighestSupportedVersion`.
+/// Returns whether a version of CSI is one of 1.x. Upstream: `HighestSupportedVersion`.
 fn is_supported(version: &str) -> bool {
     let mut parts = version.trim_start_matches('v').split('.');
     parts.next() == Some("1") && parts.all(|part| part.parse::<u32>().is_ok())

@@ -93,6 +93,7 @@ enum CacheKey {
 }
 
 impl CacheKey {
+    /// Returns the key in the cache of an answer for this image.
     fn of(self, image: &str) -> String {
         match self {
             CacheKey::Image => image.to_owned(),
@@ -253,7 +254,7 @@ impl Plugin {
         Ok(answer.auth)
     }
 
-    /// Returns an answer that still holds; those that do not are forgotten.
+    /// Returns a cached answer for an image that still holds. Forgets all answers that do not.
     fn cached(&self, image: &str, now: Duration) -> Option<ByPattern> {
         let mut cache = self.cache.lock();
         cache.retain(|_, (until, _)| *until >= now);

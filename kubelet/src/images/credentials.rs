@@ -57,6 +57,7 @@ impl fmt::Display for InvalidAuth {
 impl TryFrom<Entry> for Credentials {
     type Error = InvalidAuth;
 
+    /// Takes the user and password from `auth`, if it is set, else from the other two fields.
     fn try_from(entry: Entry) -> Result<Credentials, InvalidAuth> {
         if entry.auth.is_empty() {
             return Ok(Credentials { username: entry.username, password: entry.password });

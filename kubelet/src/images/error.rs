@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use super::credentials::Malformed;
-use super::gc::{Disk, size};
+use super::gc::{Disk, format_size};
 use super::pull_error;
 use crate::causes::chain;
 use crate::cri;
@@ -60,7 +60,7 @@ impl fmt::Display for Error {
                  bytes). Investigate disk usage, as it could be used by active images, logs, \
                  volumes, or other data.",
                 disk.used_percent(),
-                size(disk.capacity),
+                format_size(disk.capacity),
             ),
             Error::PullSecret { name, .. } => write!(f, "pull secret {name:?}"),
             Error::NotPulled(causes) => {

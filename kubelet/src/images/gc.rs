@@ -65,8 +65,8 @@ pub struct Records {
 }
 
 impl Records {
-    /// Takes note of the images that exist at the time `now` and are in use.
-    /// Upstream: `detectImages`.
+    /// Records which images exist at the time `now`, and which of them are in use. Forgets the
+    /// others. Upstream: `detectImages`.
     pub fn detect(&mut self, images: &[Image], in_use: &BTreeSet<String>, now: Duration) {
         for image in images {
             let record = self.images.entry(image.id.clone()).or_insert(Record {
@@ -136,6 +136,7 @@ impl Disk {
         })
     }
 
+    /// Returns how many percent of the disk are used.
     pub(super) fn used_percent(self) -> u64 {
         let available = u128::from(self.available.min(self.capacity));
         // A disk without capacity counts as free.
@@ -244,7 +245,7 @@ impl ImageGc {
         };
         let mut in_use: BTreeSet<String> = containers.containers.iter().map(own).collect();
         if listed.iter().any(|image| !image.pinned && !in_use.contains(&image.id)) {
-            in_use.append(&mut self.mounted(&containers.containers).await?);
+            in_use.append(&mut self.mounted_images(&containers.containers).await?);
         }
         let images: Vec<Image> = listed
             .into_iter()
@@ -256,7 +257,10 @@ impl ImageGc {
     }
 
     /// Lists the images that containers mount. Upstream: `handleImageVolumes`.
-    async fn mounted(&self, containers: &[api::Container]) -> Result<BTreeSet<String>, cri::Error> {
+    async fn mounted_images(
+        &self,
+        containers: &[api::Container],
+    ) -> Result<BTreeSet<String>, cri::Error> {
         let mut images = BTreeSet::new();
         for container in containers {
             let container_id = container.id.clone();
@@ -299,6 +303,7 @@ impl ImageGc {
         Err(Error::NotRemoved { wanted, causes })
     }
 
+    /// Removes one image from the runtime and from the records. `reason`: the label in a metric.
     async fn remove(&self, image: &Candidate, reason: &str) -> Result<(), cri::Error> {
         log::info!("Removing image to free bytes: {}, {} bytes", image.id, image.bytes);
         let spec = api::ImageSpec { image: image.id.clone(), ..Default::default() };
@@ -320,7 +325,7 @@ pub async fn mount_point(service: &ImageService) -> Result<String, Error> {
 }
 
 /// Formats a number of bytes with a unit. Upstream: `formatSize`.
-pub(super) fn size(bytes: u64) -> String {
+pub(super) fn format_size(bytes: u64) -> String {
     let units = ["KiB", "MiB", "GiB", "TiB"];
     if bytes < 1024 {
         return format!("{bytes} B");
@@ -437,7 +442,7 @@ mod tests {
             (20 << 30, "20.0 GiB"),
             (3 << 50, "3072.0 TiB"),
         ] {
-            assert_eq!(size(bytes), text);
+            assert_eq!(format_size(bytes), text);
         }
     }
 }

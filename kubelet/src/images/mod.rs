@@ -80,8 +80,8 @@ impl Pulls {
         }
     }
 
-    /// The attempts before a success count too: the oldest begin belongs to it.
-    /// Upstream: `RecordImageFinishedPulling`.
+    /// Records that a pull has succeeded. It began with the oldest attempt that is open: failed
+    /// attempts before a success count too. Upstream: `RecordImageFinishedPulling`.
     fn succeed(&mut self, now: Duration) {
         if let Some(begin) = self.begun.pop_front() {
             self.done.push((begin, now));
@@ -108,6 +108,7 @@ impl Failures {
         error.filter(|_| self.backoff.is_waiting(key, now))
     }
 
+    /// Records a failed pull, which makes the next one wait longer, and its error.
     fn add(&mut self, key: &str, error: String, now: Duration) {
         self.backoff.next(key, now, now);
         self.last_pull_errors.insert(key.to_owned(), error);
@@ -120,6 +121,7 @@ impl Failures {
         self.remove_expired(now);
     }
 
+    /// Forgets failures that are long ago.
     fn remove_expired(&mut self, now: Duration) {
         self.backoff.remove_expired(now);
         self.last_pull_errors.retain(|key, _| self.backoff.delay(key).is_some());
@@ -176,6 +178,7 @@ enum Plan {
     Refuse,
 }
 
+/// Decides what a pull policy asks for. A missing one counts as `IfNotPresent`.
 fn plan(policy: Option<&str>, is_present: bool) -> Plan {
     match (policy, is_present) {
         (Some("Never"), false) => Plan::Refuse,
@@ -221,7 +224,8 @@ impl Images {
         })
     }
 
-    /// Makes sure that an image is there, by its pull policy.
+    /// Returns an image in the runtime, and pulls it first if its pull policy asks for that and no
+    /// back-off forbids it.
     ///
     /// # Errors
     /// Why the container has to wait.
@@ -333,8 +337,9 @@ impl Images {
         self.pulls.lock().retain(|uid, _| is_known(uid));
     }
 
-    /// Tries all credentials for the image; the first with which it can be pulled counts.
-    /// Upstream: `kubeGenericRuntimeManager.PullImage`.
+    /// Pulls an image with each of the credentials for it, those of the pod first, until one
+    /// succeeds. Without any credentials pulls it once without. Upstream:
+    /// `kubeGenericRuntimeManager.PullImage`.
     async fn pull_with_any(
         &self,
         pod: &Arc<Pod>,

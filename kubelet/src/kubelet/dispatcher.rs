@@ -127,32 +127,33 @@ impl Dispatcher {
         self.state.lock().workers.is_empty()
     }
 
-    /// Whether the pod has a worker, finished or not.
+    /// Returns whether the pod has a worker, finished or not.
     pub(super) fn knows(&self, uid: &str) -> bool {
         self.state.lock().workers.knows(uid)
     }
 
-    /// Whether the pod runs: it neither waits for its name nor has to end.
+    /// Returns whether the pod runs: it neither waits for its name nor has to end.
     pub(super) fn is_syncing(&self, uid: &str) -> bool {
         self.state.lock().workers.is_syncing(uid)
     }
 
-    /// Whether a static pod of this full name has to end, and still may have running containers.
+    /// Returns whether a static pod of this full name has to end, and still may have running
+    /// containers.
     pub(super) fn is_name_ending(&self, full_name: &str) -> bool {
         self.state.lock().workers.is_name_ending(full_name)
     }
 
-    /// Whether the pod has to end, or has ended.
+    /// Returns whether the pod has to end, or has ended.
     pub(super) fn is_terminating(&self, uid: &str) -> bool {
         self.state.lock().workers.is_terminating(uid)
     }
 
-    /// Whether the pod's containers have ended for good.
+    /// Returns whether the pod's containers have ended for good.
     pub(super) fn is_terminated(&self, uid: &str) -> bool {
         self.state.lock().workers.is_terminated(uid)
     }
 
-    /// Whether the pod holds nothing any more.
+    /// Returns whether the pod holds nothing any more.
     pub(super) fn is_finished(&self, uid: &str) -> bool {
         self.state.lock().workers.is_finished(uid)
     }

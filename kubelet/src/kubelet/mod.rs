@@ -165,7 +165,7 @@ impl Kubelet {
         }
     }
 
-    /// Whether another writer has set a terminal phase: the pod has to end.
+    /// Returns whether another writer has set a terminal phase: the pod has to end.
     fn is_ended_by_others(&self, pod: &Pod) -> bool {
         pod.has_ended() && !self.dispatcher.is_terminating(&pod.uid())
     }
@@ -220,7 +220,7 @@ impl Kubelet {
         self.dispatcher.requeue(&self.store.users_of(objects));
     }
 
-    /// Whether all sources have been read.
+    /// Returns whether all sources have been read.
     pub fn has_seen_all(&self) -> bool {
         self.store.has_seen_all()
     }
@@ -230,8 +230,8 @@ impl Kubelet {
         &self.manager
     }
 
-    /// Whether the containers of a pod have ended for good, or no source has it.
-    /// Upstream: `ShouldPodRuntimeBeRemoved`.
+    /// Returns whether the containers of a pod have ended for good, or no source has it. Upstream:
+    /// `ShouldPodRuntimeBeRemoved`.
     pub fn is_ended(&self, uid: &str) -> bool {
         self.is_gone(uid) || self.dispatcher.is_terminated(uid)
     }
@@ -265,7 +265,7 @@ impl Kubelet {
         Some((pod, status.unwrap_or_default()))
     }
 
-    /// Whether a pod has the uid, itself or in its mirror pod. Upstream: `TranslatePodUID`.
+    /// Returns whether a pod has the uid, itself or in its mirror pod. Upstream: `TranslatePodUID`.
     pub fn has_uid(&self, pod: &Pod, uid: &str) -> bool {
         let is_mirrors = |mirror: Arc<Pod>| *mirror.uid() == *uid;
         *pod.uid() == *uid || self.store.mirror(&pod.full_name()).is_some_and(is_mirrors)
@@ -293,6 +293,8 @@ impl Kubelet {
 }
 
 impl Pods for Kubelet {
+    /// Returns what the API server has to know about a pod. `None`: no source has it, or it has no
+    /// status.
     fn report(&self, uid: &Uid) -> Option<Report> {
         Some(Report {
             is_terminated: self.dispatcher.is_terminated(uid),
@@ -301,6 +303,7 @@ impl Pods for Kubelet {
         })
     }
 
+    /// Returns what to do about the mirror pod of this full name; `None`: nothing, for now.
     fn mirror_step(&self, full_name: &str) -> Option<mirror::Step> {
         let (pod, mirror) = (self.store.static_pod(full_name), self.store.mirror(full_name));
         let names = mirror::Names {

@@ -116,12 +116,12 @@ impl PodStore {
         self.state.lock().seen.insert(source);
     }
 
-    /// Whether the source has been read.
+    /// Returns whether the source has been read.
     pub(super) fn has_seen(&self, source: Source) -> bool {
         self.state.lock().seen.contains(&source)
     }
 
-    /// Whether all sources have been read.
+    /// Returns whether all sources have been read.
     pub(super) fn has_seen_all(&self) -> bool {
         self.expected.is_subset(&self.state.lock().seen)
     }
@@ -200,7 +200,7 @@ impl PodStore {
         named.min_by_key(|(pod, _)| pod.metadata.deletion_timestamp.is_some())
     }
 
-    /// Whether a source has the pod.
+    /// Returns whether a source has the pod.
     pub(super) fn contains(&self, uid: &str) -> bool {
         self.pod(uid).is_some()
     }

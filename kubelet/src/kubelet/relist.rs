@@ -57,7 +57,7 @@ impl Kubelet {
         }
     }
 
-    /// Whether neither a source nor the runtime has a pod, and the runtime answers.
+    /// Returns whether neither a source nor the runtime has a pod, and the runtime answers.
     fn is_idle(&self, snapshot: &Snapshot) -> bool {
         self.has_seen_all()
             && self.health.answers()

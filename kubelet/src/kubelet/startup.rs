@@ -90,6 +90,7 @@ impl Kubelet {
     }
 }
 
+/// Returns whether the scheduler has found no node for the pod so far.
 fn is_unschedulable(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| {

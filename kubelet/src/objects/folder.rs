@@ -56,8 +56,8 @@ impl State {
         State(objects.map(object).collect())
     }
 
-    /// Returns the objects that another state of the folder has not, or not as here, or not any
-    /// more.
+    /// Returns the keys of the objects that differ between two states of the folder, or that only
+    /// one of them has.
     fn changes(&self, other: &State) -> BTreeSet<Key> {
         let keys = self.0.keys().chain(other.0.keys());
         keys.filter(|key| self.contents(key) != other.contents(key)).cloned().collect()
@@ -80,12 +80,14 @@ impl State {
 pub struct LocalObjects(Arc<Mutex<Arc<State>>>);
 
 impl LocalObjects {
+    /// Returns the present state of the folder.
     pub(super) fn now(&self) -> Arc<State> {
         self.0.lock().clone()
     }
 }
 
-/// Keeps the state of a folder until stopped. `changed` gets what has changed.
+/// Reads a folder after each change and each `period`, until stopped, and keeps its state in
+/// `objects`. Calls `changed` with the keys of the objects that have changed.
 pub async fn run(
     folder: PathBuf,
     period: Duration,

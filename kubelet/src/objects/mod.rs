@@ -39,9 +39,9 @@ use self::watches::Watches;
 use crate::pod::{Pod, PodExt, Uid};
 
 /// The longest wait for objects that are not fetched yet. Upstream: the poll of `objectCache.Get`.
-const PATIENCE: Duration = Duration::from_secs(1);
+const MAX_WAIT: Duration = Duration::from_secs(1);
 /// The longest wait for tokens that are requested, in all. Upstream waits for the answer.
-const TOKEN_PATIENCE: Duration = Duration::from_secs(10);
+const MAX_TOKEN_WAIT: Duration = Duration::from_secs(10);
 /// Objects that are not read for this number of sync periods are watched no more.
 /// Upstream: `NewWatchBasedManager`.
 const IDLE_PERIODS: u32 = 5;
@@ -137,7 +137,7 @@ impl PodObjects {
         self.has_objects() && self.tokens.values().all(KnownToken::is_settled)
     }
 
-    /// Whether the API server has answered for all but tokens.
+    /// Returns whether the API server has answered for all but tokens.
     fn has_objects(&self) -> bool {
         self.objects.values().all(|known| *known != Known::NotYet)
     }
@@ -176,7 +176,7 @@ struct Changes {
 }
 
 impl Changes {
-    /// Wakes who waits for objects, and lets these pods be synced again.
+    /// Wakes those who wait for objects, and has these pods synced again.
     fn notify(&self, pods: impl IntoIterator<Item = Uid>) {
         notify_all(&self.changed);
         for uid in pods {
@@ -230,7 +230,8 @@ impl Objects {
         Objects { server: Some(server), ..self }
     }
 
-    /// Returns those of the API server, for a pod that is from there.
+    /// Returns the objects of the API server, for a pod that is from there; `None`: a static pod,
+    /// or no server.
     fn server_of(&self, pod: &Pod) -> Option<&ServerObjects> {
         self.server.as_ref().filter(|_| !pod.is_static())
     }
@@ -252,9 +253,9 @@ impl Objects {
         }
     }
 
-    /// What a pod refers to for this use. Waits for what is not fetched yet: for a second at most, for
-    /// tokens longer.
-    /// The future may be dropped at any time.
+    /// Returns what is known of the objects and tokens that a pod refers to for this use. Waits for
+    /// those that are not fetched yet: for a second at most, for tokens longer. The future may be
+    /// dropped at any time.
     pub async fn read(&self, pod: &Pod, what: Use<'_>) -> PodObjects {
         let keys = what.keys(pod);
         let Some(server) = self.server_of(pod) else { return self.folder.now().known(keys) };
@@ -264,11 +265,12 @@ impl Objects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
         };
-        let found = self.settled(server, PATIENCE, now, PodObjects::is_settled).await;
+        let found = self.wait_settled(server, MAX_WAIT, now, PodObjects::is_settled).await;
+        // Only tokens are missing: they may take longer.
         match found.has_objects() && !found.is_settled() {
             true => {
-                let rest = TOKEN_PATIENCE.saturating_sub(PATIENCE);
-                self.settled(server, rest, now, PodObjects::is_settled).await
+                let rest = MAX_TOKEN_WAIT.saturating_sub(MAX_WAIT);
+                self.wait_settled(server, rest, now, PodObjects::is_settled).await
             }
             false => found,
         }
@@ -295,7 +297,7 @@ impl Objects {
         let now = || server.tokens.known(pod, &specs);
         let is_settled =
             |known: &BTreeMap<TokenSpec, KnownToken>| known.values().all(KnownToken::is_settled);
-        let mut known = self.settled(server, TOKEN_PATIENCE, now, is_settled).await;
+        let mut known = self.wait_settled(server, MAX_TOKEN_WAIT, now, is_settled).await;
         let token = |one: &(String, Option<i64>)| match known.remove(&spec(one)) {
             Some(KnownToken::Found(token, expires)) => Ok((one.0.clone(), token, expires)),
             Some(KnownToken::Failed(error)) => Err(error),
@@ -304,11 +306,12 @@ impl Objects {
         wanted.iter().map(token).collect()
     }
 
-    /// The first value that is settled; the last one after this time.
-    async fn settled<T>(
+    /// Waits until `now` returns a value that is settled, and returns it. After `max_wait` returns
+    /// the value at that time. Looks again after each change of the server's objects.
+    async fn wait_settled<T>(
         &self,
         server: &ServerObjects,
-        patience: Duration,
+        max_wait: Duration,
         now: impl Fn() -> T,
         is_settled: impl Fn(&T) -> bool,
     ) -> T {
@@ -323,7 +326,7 @@ impl Objects {
             }
         };
         let late = async {
-            self.clock.sleep(patience).await;
+            self.clock.sleep(max_wait).await;
             now()
         };
         settles.or(late).await
@@ -346,7 +349,7 @@ impl Objects {
         };
         let handler = || server.classes.handler(class);
         let is_settled = |found: &Result<_, _>| !matches!(found, Err(Unavailable::NotYet { .. }));
-        self.settled(server, PATIENCE, handler, is_settled).await
+        self.wait_settled(server, MAX_WAIT, handler, is_settled).await
     }
 
     /// Returns the variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.
@@ -358,7 +361,7 @@ impl Objects {
         let Some(server) = &self.server else { return Ok(Vec::new()) };
         let variables = || server.services.variables(pod);
         let is_settled = |found: &Result<_, _>| found.is_ok();
-        self.settled(server, PATIENCE, variables, is_settled).await
+        self.wait_settled(server, MAX_WAIT, variables, is_settled).await
     }
 }
 

@@ -36,6 +36,7 @@ impl Use<'_> {
         keys(pod, names)
     }
 
+    /// Returns the tokens that a pod needs for this use.
     pub(super) fn tokens(self, pod: &Pod) -> BTreeSet<TokenSpec> {
         match self {
             Use::Volumes => projections(pod)

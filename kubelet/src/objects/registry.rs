@@ -86,6 +86,8 @@ impl Registry {
         }
     }
 
+    /// Ends a pod's use of an object. Without another user the object is forgotten and its watch
+    /// ends.
     fn release(&mut self, key: &Key, uid: &Uid) {
         let Some(item) = self.items.get_mut(key) else { return };
         item.users.remove(uid);
@@ -95,6 +97,8 @@ impl Registry {
         }
     }
 
+    /// Makes a watch with a new id. Returns it for the object's entry, and for the caller, who
+    /// starts it.
     fn open(&mut self, key: &Key, stop: &StopToken) -> (Watch, NewWatch) {
         self.watches += 1;
         let (id, stop) = (self.watches, stop.child());

@@ -37,7 +37,8 @@ impl Object for RuntimeClass {
 }
 
 impl RuntimeClasses {
-    /// Follows them until stopped. Pods that wait for one are synced again.
+    /// Starts an informer of the RuntimeClasses, which runs until stopped. Pods that wait for a
+    /// class are synced again when it comes.
     pub(super) fn start(
         server: Arc<dyn Source>,
         clock: SharedClock,
@@ -76,6 +77,8 @@ impl RuntimeClasses {
 struct Follower(Watches);
 
 impl EventHandler<RuntimeClass> for Follower {
+    /// Has the pods that refer to a new class synced again. Those of the first list are synced by
+    /// `start`.
     fn on_add(&mut self, class: &Arc<RuntimeClass>, is_initial: bool) {
         if !is_initial {
             let name = class.metadata.name.to_string();

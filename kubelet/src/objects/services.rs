@@ -27,7 +27,8 @@ pub(super) struct Services {
 }
 
 impl Services {
-    /// Follows them until stopped. Pods that wait for them are synced again.
+    /// Starts an informer of the Services, which runs until stopped. All pods are synced again
+    /// after the first list.
     pub(super) fn start(
         server: Arc<dyn Source>,
         clock: SharedClock,
@@ -94,8 +95,8 @@ impl Object for Service {
     }
 }
 
-/// Returns the variables of Services: those of a pod's namespace come before the API server's of
-/// the same name.
+/// Builds the variables of Services in the order of their names. A Service of the pod's namespace
+/// (`own`) replaces the API server's (`master`) of the same name.
 fn variables<'a>(
     master: Option<&'a Service>,
     own: impl Iterator<Item = &'a Service>,

@@ -98,7 +98,8 @@ impl Issued {
 }
 
 impl Token {
-    /// Returns what a pod gets. `account`: NAMESPACE/NAME.
+    /// Returns what is known of the token: it is good, failed, or not there yet. `account`:
+    /// NAMESPACE/NAME, for the error.
     fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
         match (&self.issued, &self.fault) {
             (Some(issued), _) if !issued.is_expired(now) => {
@@ -131,8 +132,8 @@ impl Tokens {
         Tokens(Arc::new(Inner { client, clock, changes, stop, tokens: Mutex::default() }))
     }
 
-    /// Requests those of these tokens that are not there, or have to be renewed. A request that has
-    /// failed is sent again.
+    /// Requests those of these tokens that are missing or have to be renewed, each in a task of its
+    /// own. A request that has failed is sent again.
     pub(super) fn request(&self, pod: &Pod, specs: &BTreeSet<TokenSpec>) {
         let now = self.0.clock.now();
         for spec in specs {

@@ -77,13 +77,13 @@ impl Watches {
         known
     }
 
-    /// Lets all pods be synced again.
+    /// Has all pods synced again.
     pub(super) fn notify_all(&self) {
         let pods = self.0.registry.lock().pods();
         self.0.changes.notify(pods);
     }
 
-    /// Lets the pods that refer to an object be synced again.
+    /// Has the pods that refer to an object synced again.
     pub(super) fn notify_users(&self, key: &Key) {
         let users = self.0.registry.lock().users(key);
         self.0.changes.notify(users);
@@ -143,6 +143,8 @@ struct Follower {
 }
 
 impl Follower {
+    /// Records what the watch has found, and has the pods that refer to the object synced again if
+    /// that is new.
     fn report(&self, found: Found) {
         let users = self.inner.registry.lock().report(&self.key, self.id, found);
         if !users.is_empty() {
@@ -165,7 +167,9 @@ impl<T: HasContents> EventHandler<T> for Follower {
     }
 }
 
+/// An object that a watch reports to the registry.
 trait HasContents: Object {
+    /// Returns the object's contents as a report.
     fn found(&self) -> Found;
 }
 
@@ -189,6 +193,7 @@ struct Wire {
 }
 
 impl<'de, const IS_SECRET: bool> Deserialize<'de> for Fetched<IS_SECRET> {
+    /// Decodes a ConfigMap or Secret. `binaryData`, and the `data` of a Secret, are in base64.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let wire = Wire::deserialize(deserializer)?;
         // The cause would quote the value.

@@ -20,7 +20,7 @@ use crate::node::own::OwnNode;
 use crate::pod::{Pod, PodExt};
 use crate::whole_object::WholeObject;
 
-/// Fills the store.
+/// Puts the pods of the informer into the store.
 struct Filler(Arc<UndeltaStore<Pod>>);
 
 impl Filler {
@@ -80,7 +80,8 @@ pub async fn run(
     begin.or(running).await;
 }
 
-/// Passes on what the store holds once it is complete.
+/// Returns the callback by which the store passes on its pods. It drops them until the first list
+/// of pods is complete.
 fn push(states: Sender<Vec<Arc<Pod>>>, is_complete: Arc<AtomicBool>) -> cache::PushFn<Pod> {
     Box::new(move |pods| {
         if is_complete.load(Ordering::Acquire) {
@@ -90,6 +91,7 @@ fn push(states: Sender<Vec<Arc<Pod>>>, is_complete: Arc<AtomicBool>) -> cache::P
     })
 }
 
+/// Passes each state of the store to `config`.
 async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
     while let Ok(pods) = pushed.recv().await {
         config.set(Source::Api, pods).await;

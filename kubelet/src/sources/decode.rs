@@ -52,7 +52,7 @@ impl fmt::Display for Origin {
 pub fn pod(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Pod, Error> {
     let document = document(bytes)?;
     match kind(&document)? {
-        "Pod" => completed(document, origin, to),
+        "Pod" => complete_pod(document, origin, to),
         kind => Err(Error::NotAPod { kind: kind.to_owned() }),
     }
 }
@@ -64,18 +64,19 @@ pub fn pod(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Pod, Error> 
 pub fn pods(bytes: &[u8], origin: &Origin, to: &Placement) -> Result<Vec<Pod>, Error> {
     let mut document = document(bytes)?;
     match kind(&document)? {
-        "Pod" => Ok(vec![completed(document, origin, to)?]),
+        "Pod" => Ok(vec![complete_pod(document, origin, to)?]),
         "PodList" => {
             let items = document.get_mut("items").map(Value::take).unwrap_or_default();
             let Value::Array(items) = items else {
                 return Err(Error::NoItems);
             };
-            items.into_iter().map(|item| completed(item, origin, to)).collect()
+            items.into_iter().map(|item| complete_pod(item, origin, to)).collect()
         }
         kind => Err(Error::NotPods { kind: kind.to_owned() }),
     }
 }
 
+/// Parses a manifest as JSON, else as YAML.
 fn document(bytes: &[u8]) -> Result<Value, Error> {
     let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     // JSON is YAML, but for control characters and the largest numbers.
@@ -85,7 +86,7 @@ fn document(bytes: &[u8]) -> Result<Value, Error> {
     }
 }
 
-/// Returns the kind of a document, which must be an object of `v1`.
+/// Returns the kind of a document. Fails if the document is not an object of `v1`.
 fn kind(document: &Value) -> Result<&str, Error> {
     if !document.is_object() {
         return Err(Error::NotAnObject);
@@ -102,10 +103,10 @@ fn kind(document: &Value) -> Result<&str, Error> {
 
 /// Completes a pod with defaults, uid and place, and validates it. Errors: it is invalid, or refers
 /// to objects that a static pod may not refer to.
-fn completed(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod, Error> {
+fn complete_pod(mut document: Value, origin: &Origin, to: &Placement) -> Result<Pod, Error> {
     let node = to.node.as_str();
     if let Some(object) = document.as_object_mut() {
-        // Items of lists may go without.
+        // Items of lists may lack them.
         object.entry("apiVersion").or_insert(json!("v1"));
         object.entry("kind").or_insert(json!("Pod"));
         object.remove("status");

@@ -11,21 +11,22 @@ pub fn complete(pod: &mut Value) {
     // A pod has the shape of a template: metadata and spec.
     complete_pod_template(pod);
     let Some(spec) = pod.get_mut("spec").filter(|spec| spec.is_object()) else { return };
-    default(spec, "enableServiceLinks", json!(true));
+    set_default(spec, "enableServiceLinks", json!(true));
     let is_host_network = spec["hostNetwork"] == json!(true);
     for list in ["initContainers", "containers"] {
         for container in items(spec, list) {
             let policy = pull_policy(container["image"].as_str().unwrap_or_default());
-            default(container, "imagePullPolicy", json!(policy));
+            set_default(container, "imagePullPolicy", json!(policy));
             requests_from_limits(container);
             if is_host_network {
                 for port in items(container, "ports") {
                     let own = port["containerPort"].clone();
-                    default(port, "hostPort", own);
+                    set_default(port, "hostPort", own);
                 }
             }
         }
     }
+    // A volume with only its name is an emptyDir.
     for volume in items(spec, "volumes") {
         let has_source = volume.as_object().is_some_and(|volume| volume.len() > 1);
         if !has_source && volume.is_object() {
@@ -35,12 +36,14 @@ pub fn complete(pod: &mut Value) {
     pod_resources::complete(pod);
 }
 
+/// Returns the objects in a list of a JSON object; empty: it has no such list.
 fn items<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> {
     let items = of.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten();
     items.filter(|item| item.is_object())
 }
 
-fn default(of: &mut Value, field: &str, value: Value) {
+/// Sets a field of a JSON object if it is missing or null.
+fn set_default(of: &mut Value, field: &str, value: Value) {
     if of.get(field).is_none_or(Value::is_null) {
         of[field] = value;
     }
@@ -51,10 +54,10 @@ fn requests_from_limits(container: &mut Value) {
     let limits = container.get("resources").and_then(|resources| resources.get("limits"));
     let Some(limits) = limits.and_then(Value::as_object).cloned() else { return };
     let resources = &mut container["resources"];
-    default(resources, "requests", json!({}));
+    set_default(resources, "requests", json!({}));
     for (resource, limit) in limits {
         if resources["requests"].is_object() {
-            default(&mut resources["requests"], &resource, limit);
+            set_default(&mut resources["requests"], &resource, limit);
         }
     }
 }

@@ -160,6 +160,7 @@ fn split(path: &str) -> Vec<&str> {
     path.split('.').collect()
 }
 
+/// Returns whether a text is one of the values, or begins with one that ends in `*`.
 fn is_listed(text: &str, values: &[&str]) -> bool {
     values.iter().any(|value| match value.strip_suffix('*') {
         Some(start) => text.starts_with(start),
@@ -167,7 +168,8 @@ fn is_listed(text: &str, values: &[&str]) -> bool {
     })
 }
 
-/// Calls `found` with the name and the value of each field that a path leads to.
+/// Calls `found` with the name and the value of each field below `value` that a path leads to.
+/// `at`: the name of `value`. The parts of a path are those of [`Row`].
 fn visit(value: &Value, path: &[&str], at: &str, found: &mut dyn FnMut(&str, &Value)) {
     let Some((first, rest)) = path.split_first() else { return found(at, value) };
     if *first == "**" {

@@ -24,7 +24,8 @@ use crate::pod::{Pod, PodExt};
 /// How long a watch that failed is not set up again. Upstream: `retryPeriod`.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Follows the pods of `path`, until stopped.
+/// Passes the pods of a folder or file to `config`, after each change and each `period`, until
+/// stopped.
 pub async fn run(
     path: PathBuf,
     to: Placement,
@@ -62,6 +63,7 @@ pub async fn run(
     forward.or(watch).await;
 }
 
+/// Passes each state of the folder's pods to `config`.
 async fn forward(pushed: Receiver<Vec<Arc<Pod>>>, config: &PodConfig) {
     while let Ok(pods) = pushed.recv().await {
         config.set(Source::File, pods).await;
@@ -105,6 +107,7 @@ struct Folder {
 }
 
 impl Folder {
+    /// Creates the folder without pods. `states` gets all pods after each change.
     fn new(path: PathBuf, to: Placement, states: Sender<Vec<Arc<Pod>>>) -> Folder {
         let push = move |pods| {
             // Closed only when the kubelet stops.
@@ -148,6 +151,7 @@ impl Folder {
     /// Applies the change of one file to the source's pods.
     async fn apply(&self, change: Change) {
         match change {
+            // `run` reads the whole folder again.
             Change::Unknown => {}
             Change::Gone(file) => {
                 let key = self.keys.lock().remove(&file);
@@ -174,6 +178,7 @@ fn key(pod: &Pod) -> String {
     pod.display_name()
 }
 
+/// Why a file has no pod.
 enum Fault {
     Gone,
     NotAFile,
@@ -183,6 +188,7 @@ enum Fault {
 }
 
 impl Fault {
+    /// Logs the fault of a file, unless the file is only gone.
     fn log(&self, file: &Path) {
         let file = file.display();
         match self {
@@ -196,7 +202,7 @@ impl Fault {
 
 type Read = Result<Arc<Pod>, Fault>;
 
-/// Reads all files of a folder but hidden ones, or the one file.
+/// Reads the pods of all files of a folder, except hidden ones, or of the one file.
 fn read_all(path: &Path, to: &Placement) -> io::Result<Vec<(PathBuf, Read)>> {
     let mut files = match fs::metadata(path)?.is_dir() {
         false => vec![path.to_owned()],

@@ -43,7 +43,7 @@ pub fn faults(field: &str, container: &core::Container, grace: Option<i64>) -> V
     faults
 }
 
-/// Lists the faults of a container's restart rules.
+/// Lists the faults of a container's restart rules. The limits of their numbers are upstream's.
 fn restart_policy(field: &str, container: &core::Container) -> Vec<String> {
     let mut faults = Vec::new();
     let rules = container.restart_policy_rules.as_deref().unwrap_or_default();

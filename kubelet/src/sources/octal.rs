@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-/// Makes the modes in a pod's volumes numbers.
+/// Replaces octal texts by numbers in all modes of files in a pod's volumes. `pod`: its JSON.
 pub fn complete(pod: &mut Value) {
     if let Some(volumes) = pod.get_mut("spec").and_then(|spec| spec.get_mut("volumes")) {
         walk(volumes);
@@ -27,6 +27,7 @@ fn walk(value: &mut Value) {
     }
 }
 
+/// Parses an octal number that begins with 0. `None`: the text is not such a number.
 fn octal(text: &str) -> Option<i32> {
     let digits = text.strip_prefix('0').filter(|digits| !digits.is_empty())?;
     digits.bytes().all(|digit| digit.is_ascii_digit()).then_some(())?;

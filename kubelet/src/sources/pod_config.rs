@@ -93,8 +93,8 @@ struct Storage {
 }
 
 impl Storage {
-    /// Replaces the pods of a source, and returns what has changed. `now`: for pods that are seen
-    /// first.
+    /// Replaces the pods of a source, and returns what has changed, a list for each kind of change.
+    /// `now`: for the annotation of pods that are seen first.
     fn merge(&mut self, source: Source, pods: Vec<Arc<Pod>>, now: &str) -> Vec<PodUpdate> {
         let is_first = !self.pods.contains_key(&source);
         let mut old = self.pods.remove(&source).unwrap_or_default();
@@ -123,6 +123,7 @@ impl Storage {
             let annotations = annotations_mut(Arc::make_mut(&mut pod));
             annotations.insert(CONFIG_SOURCE.to_owned(), source.name().to_owned());
             annotations.insert(CONFIG_SEEN.to_owned(), seen.to_owned());
+            // `Some(None)`: nothing has changed.
             match op {
                 None => add(Op::Add, &pod),
                 Some(Some(op)) => add(op, &pod),
@@ -146,7 +147,8 @@ impl Storage {
     }
 }
 
-/// Returns what a new state of a pod changes. Upstream: `checkAndUpdatePod`.
+/// Returns the kind of change that a known pod's new state is; `None`: nothing has changed.
+/// Upstream: `checkAndUpdatePod`.
 fn difference(existing: &Pod, new: &Pod) -> Option<Op> {
     let (old_meta, meta) = (&existing.metadata, &new.metadata);
     let is_same = existing.spec == new.spec

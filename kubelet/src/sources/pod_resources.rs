@@ -13,7 +13,8 @@ fn is_supported(resource: &str) -> bool {
     ["cpu", "memory"].contains(&resource) || resource.starts_with("hugepages-")
 }
 
-/// Completes what a pod asks for as a whole, as its JSON, when it asks for something.
+/// Sets the defaults of a pod's own resources in its JSON, if the pod has any: its limits of huge
+/// pages from those of its containers, its requests from the containers' or from its own limits.
 pub fn complete(document: &mut Value) {
     let lists = &document["spec"]["resources"];
     let is_set = |list: &str| lists[list].as_object().is_some_and(|list| !list.is_empty());
@@ -68,7 +69,8 @@ fn k8s_quantity(text: String) -> k8s_openapi::apimachinery::pkg::api::resource::
     k8s_openapi::apimachinery::pkg::api::resource::Quantity(text)
 }
 
-/// Lists the faults of what a pod asks for as a whole, each with its field.
+/// Lists the faults of a pod's own resources, also in relation to its containers', each with its
+/// field.
 pub fn faults(pod: &Pod) -> Vec<String> {
     let Some(own) = &pod.spec().resources else { return Vec::new() };
     let mut faults = Vec::new();
@@ -85,7 +87,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
                 faults.push(format!("{field}: {fault}"));
             }
             let Some(amount) = listed(Some(own), name, list == "limits") else { continue };
-            let mut exceeded = |of: &str, other| {
+            let mut add_fault = |of: &str, other| {
                 let why = format!("{of} of {other}");
                 faults.push(format!("{field}: Invalid value: \"{amount}\": {why}"));
             };
@@ -93,11 +95,11 @@ pub fn faults(pod: &Pod) -> Vec<String> {
                 let sum = of_containers(pod, name, false);
                 if sum.compare(amount) == Ordering::Greater {
                     let of = "must be greater than or equal to aggregate container requests";
-                    exceeded(of, sum);
+                    add_fault(of, sum);
                 }
                 let limit = listed(Some(own), name, true);
                 if let Some(limit) = limit.filter(|l| amount.compare(*l) == Ordering::Greater) {
-                    exceeded(&format!("must be less than or equal to {name} limit"), limit);
+                    add_fault(&format!("must be less than or equal to {name} limit"), limit);
                 }
             }
         }

@@ -5,8 +5,8 @@ use k8s_openapi::api::core::v1 as core;
 
 use crate::pod::{Pod, PodExt};
 
-/// Lists the lines that refuse a pod, each with its field; empty: all of its fields may be
-/// honoured.
+/// Lists the fields of a pod that are not supported, each with the reason, for its refusal. Empty:
+/// the pod may run.
 pub fn refusals(pod: &Pod) -> Vec<String> {
     let spec = pod.spec();
     let mut refusals = Vec::new();

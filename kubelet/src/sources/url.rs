@@ -63,8 +63,8 @@ async fn read(target: &Target, headers: &HeaderMap) -> Result<Vec<u8>, Error> {
     }
 }
 
-/// Passes on the pods of a body if it differs from the last one. An empty body means no pods, and
-/// is an error too.
+/// Decodes the pods of a body and passes them to `config`, if the body differs from the last one.
+/// An empty body means no pods, and is an error too.
 async fn apply(
     body: &[u8],
     last: &mut Option<Vec<u8>>,

@@ -34,7 +34,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
     if spec.active_deadline_seconds.is_some_and(|seconds| seconds < 1) {
         faults.add("spec.activeDeadlineSeconds", "must be greater than 0");
     }
-    let volumes = faults.volumes(spec);
+    let volumes = faults.check_volumes(spec);
     let mut names = BTreeSet::new();
     for (list, containers) in
         [("initContainers", pod.init_containers()), ("containers", &spec.containers[..])]
@@ -45,12 +45,12 @@ pub fn faults(pod: &Pod) -> Vec<String> {
                 faults
                     .add(format!("{field}.name"), format!("Duplicate value: {:?}", container.name));
             }
-            faults.container(&field, container, &volumes);
-            faults.probes(&field, container);
+            faults.check_container(&field, container, &volumes);
+            faults.check_probes(&field, container);
             let grace = spec.termination_grace_period_seconds;
             faults.0.extend(lifecycle::faults(&field, container, grace));
             if list == "initContainers" && !is_restartable_init(container) {
-                faults.no_probes(&field, container);
+                faults.check_no_probes(&field, container);
             }
         }
     }
@@ -64,6 +64,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
     faults.0
 }
 
+/// The faults that were found so far, each with its field.
 #[derive(Default)]
 struct Faults(Vec<String>);
 
@@ -73,7 +74,7 @@ impl Faults {
     }
 
     /// Checks the volumes of a pod, and returns their names.
-    fn volumes<'a>(&mut self, spec: &'a core::PodSpec) -> BTreeSet<&'a str> {
+    fn check_volumes<'a>(&mut self, spec: &'a core::PodSpec) -> BTreeSet<&'a str> {
         let mut names = BTreeSet::new();
         for (at, volume) in spec.volumes.iter().flatten().enumerate() {
             let field = format!("spec.volumes[{at}]");
@@ -102,7 +103,12 @@ impl Faults {
     }
 
     /// Checks a container: its name, image, mounts, ports and variables.
-    fn container(&mut self, field: &str, container: &core::Container, volumes: &BTreeSet<&str>) {
+    fn check_container(
+        &mut self,
+        field: &str,
+        container: &core::Container,
+        volumes: &BTreeSet<&str>,
+    ) {
         if !is_dns1123_label(&container.name) {
             let name = &container.name;
             self.add(format!("{field}.name"), format!("Invalid value: {name:?}: not a DNS label"));
@@ -166,7 +172,7 @@ impl Faults {
     }
 
     /// Checks a container's probes: each needs exactly one action.
-    fn probes(&mut self, field: &str, container: &core::Container) {
+    fn check_probes(&mut self, field: &str, container: &core::Container) {
         for (name, probe) in [
             ("livenessProbe", &container.liveness_probe),
             ("readinessProbe", &container.readiness_probe),
@@ -191,7 +197,7 @@ impl Faults {
     }
 
     /// Checks that an init container that does not always restart has no probes and no hooks.
-    fn no_probes(&mut self, field: &str, container: &core::Container) {
+    fn check_no_probes(&mut self, field: &str, container: &core::Container) {
         for (name, is_set) in [
             ("lifecycle", container.lifecycle.is_some()),
             ("livenessProbe", container.liveness_probe.is_some()),
@@ -208,7 +214,7 @@ impl Faults {
     }
 }
 
-/// Returns whether a path is not one below its folder.
+/// Returns whether a path is absolute, or leads out of its folder by `..`.
 pub fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|part| part == "..")
 }
@@ -239,6 +245,7 @@ pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     if spec.runtime_class_name.as_ref().is_some_and(|name| !name.is_empty() && !has_objects) {
         return Some("runtimeclasses");
     }
+    // Objects of these two kinds may come from the kubelet's folder of objects.
     let is_refused = |kind: &&str| !has_objects || !["secrets", "configmaps"].contains(kind);
     for container in pod.all_containers().filter(|_| !has_objects) {
         for env in container.env_from.iter().flatten() {

@@ -33,7 +33,7 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// The PersistentVolume's name, which stands for the volume in messages and folders.
+    /// Returns the PersistentVolume's name, which stands for the volume in messages and folders.
     pub fn name(&self) -> &str {
         self.volume.metadata.name.as_deref().unwrap_or_default()
     }

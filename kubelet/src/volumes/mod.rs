@@ -90,12 +90,12 @@ impl Folders {
         fs::set_permissions(&pods, fs::Permissions::from_mode(CLOSED)).map_err(Error::at(&pods))
     }
 
-    /// The folder of all pods' folders.
+    /// Returns the folder of all pods' folders.
     pub fn pods(&self) -> PathBuf {
         self.root.join("pods")
     }
 
-    /// The folder of the sockets by which plugins register.
+    /// Returns the folder of the sockets by which plugins register.
     pub fn plugin_sockets(&self) -> PathBuf {
         self.root.join("plugins_registry")
     }
@@ -104,33 +104,33 @@ impl Folders {
         self.pods().join(&**uid)
     }
 
-    /// The folder of a pod's logs, which has one folder a container.
+    /// Returns the folder of a pod's logs, which has one folder a container.
     pub fn pod_logs(&self, pod: &Pod) -> PathBuf {
         self.logs.join(format!("{}_{}_{}", pod.namespace(), pod.name(), pod.uid()))
     }
 
-    /// The folder of links to all containers' logs, beside that of pods' logs.
-    /// Upstream: `ContainerLogsDir`.
+    /// Returns the folder of links to all containers' logs, beside that of pods' logs. Upstream:
+    /// `ContainerLogsDir`.
     pub fn links(&self) -> PathBuf {
         self.logs.with_file_name("containers")
     }
 
-    /// The folder of a volume of a kind such as `empty-dir`.
+    /// Returns the folder of a volume of a kind such as `empty-dir`.
     pub fn volume(&self, uid: &Uid, kind: &str, name: &str) -> PathBuf {
         self.pod(uid).join("volumes").join(format!("kubernetes.io~{kind}")).join(name)
     }
 
-    /// The folder of the last messages of a pod's containers.
+    /// Returns the folder of the last messages of a pod's containers.
     pub fn messages(&self, uid: &Uid) -> PathBuf {
         self.pod(uid).join("containers")
     }
 
-    /// The file for a container's last message; a new one for each start.
+    /// Returns the file for a container's last message; a new one for each start.
     pub fn message_file(&self, uid: &Uid, container: &str, attempt: u32) -> PathBuf {
         self.messages(uid).join(container).join(attempt.to_string())
     }
 
-    /// The file for the results of a pod's probes.
+    /// Returns the file for the results of a pod's probes.
     pub fn probes_file(&self, uid: &Uid) -> PathBuf {
         self.pod(uid).join("probes")
     }

@@ -37,7 +37,8 @@ enum Found {
 }
 
 impl Found {
-    /// The plugin and the operation that ends the volume, in metrics; `None`: not one of these.
+    /// Returns the plugin and the operation that ends the volume, for metrics. `None`: the kind is
+    /// not counted here, as CSI counts its own.
     fn operation(&self) -> Option<(String, &'static str)> {
         let (path, operation) = match self {
             Found::Own(path) | Found::Mount(path) | Found::Remote(path) => (path, "volume_unmount"),

@@ -19,12 +19,12 @@ pub(super) struct Topology {
 }
 
 impl Topology {
-    /// A driver whose volumes may be in several zones.
+    /// Returns the labels of a driver whose volumes may be in several zones.
     pub(super) const fn of_zones(zone: &'static str) -> Topology {
         Topology { zone, region: None }
     }
 
-    /// A driver whose volumes are in one zone and one region.
+    /// Returns the labels of a driver whose volumes are in one zone and one region.
     pub(super) const fn of_regions(zone: &'static str, region: &'static str) -> Topology {
         Topology { zone, region: Some(region) }
     }

@@ -181,7 +181,7 @@ impl Workers {
         self.workers.is_empty()
     }
 
-    /// Whether the pod has a worker, finished or not.
+    /// Returns whether the pod has a worker, finished or not.
     pub fn knows(&self, uid: &str) -> bool {
         self.workers.contains_key(uid)
     }
@@ -190,13 +190,13 @@ impl Workers {
         self.workers.get(uid)?.pod()
     }
 
-    /// Whether the pod runs: it neither waits for its name nor has to end.
+    /// Returns whether the pod runs: it neither waits for its name nor has to end.
     pub fn is_syncing(&self, uid: &str) -> bool {
         self.pod(uid).is_some_and(PodWorker::is_syncing)
     }
 
-    /// Whether a static pod of this full name has to end, and still may have running containers.
-    /// Upstream: `IsPodForMirrorPodTerminatingByFullName`.
+    /// Returns whether a static pod of this full name has to end, and still may have running
+    /// containers. Upstream: `IsPodForMirrorPodTerminatingByFullName`.
     pub fn is_name_ending(&self, full_name: &str) -> bool {
         let workers = self.workers.values().filter_map(Worker::pod);
         let mut named = workers.filter(|worker| worker.pod().is_static());
@@ -205,17 +205,17 @@ impl Workers {
         })
     }
 
-    /// Whether the pod has to end, or has ended.
+    /// Returns whether the pod has to end, or has ended.
     pub fn is_terminating(&self, uid: &str) -> bool {
         self.pod(uid).is_some_and(PodWorker::is_terminating)
     }
 
-    /// Whether the pod's containers have ended for good.
+    /// Returns whether the pod's containers have ended for good.
     pub fn is_terminated(&self, uid: &str) -> bool {
         self.pod(uid).is_some_and(PodWorker::is_terminated)
     }
 
-    /// Whether the pod holds nothing any more.
+    /// Returns whether the pod holds nothing any more.
     pub fn is_finished(&self, uid: &str) -> bool {
         self.pod(uid).is_some_and(PodWorker::is_finished)
     }

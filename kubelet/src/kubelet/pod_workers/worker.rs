@@ -52,6 +52,7 @@ impl Phase {
         self.schedule_mut().copied()
     }
 
+    /// Returns the schedule of the phase's work, to change it. `None` as for `schedule`.
     fn schedule_mut(&mut self) -> Option<&mut Schedule> {
         match self {
             Phase::Syncing(schedule)
