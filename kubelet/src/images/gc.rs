@@ -103,14 +103,16 @@ impl Records {
     }
 }
 
-/// Returns whether an image goes by its age. `running`: the time for which uses were noted.
-/// Upstream: `freeOldImages`.
+/// Returns whether an image has to be removed because it has not been used for too long. `running`:
+/// how long uses have been recorded; none goes before that is longer than the limit. Upstream:
+/// `freeOldImages`.
 pub fn is_old(image: &Candidate, policy: &Policy, now: Duration, running: Duration) -> bool {
     let is_unused = image.last_used.is_none_or(|used| now.saturating_sub(used) > policy.max_age);
     !policy.max_age.is_zero() && running > policy.max_age && is_unused
 }
 
-/// Returns whether an image may go to free space. Upstream: `freeSpace`.
+/// Returns whether an image may be removed to free space: it is old enough, and was not in use at
+/// the time `now`, the begin of the collection. Upstream: `freeSpace`.
 pub fn may_go(image: &Candidate, policy: &Policy, now: Duration) -> bool {
     image.last_used.is_none_or(|used| used < now)
         && now.saturating_sub(image.first_detected) >= policy.min_age
@@ -240,6 +242,7 @@ impl ImageGc {
         let containers =
             self.runtime.list_containers(api::ListContainersRequest::default()).await?;
         let own = |container: &api::Container| match container.image_id.as_str() {
+            // A runtime may leave it empty.
             "" => container.image_ref.clone(),
             id => id.to_owned(),
         };

@@ -289,7 +289,7 @@ impl Images {
             Some(permits) => Some(permits.acquire().await),
             None => None,
         };
-        let begin_own = self.clock.monotonic();
+        let permitted_at = self.clock.monotonic();
         let failed = |error: Error| {
             let error = chain(&error);
             let waiting = failed_pull(name, &error);
@@ -307,7 +307,7 @@ impl Images {
         }
         let millis = |since: Duration| Duration::from_millis((now - since).as_millis() as u64);
         let all = millis(begin);
-        let (own_text, all_text) = (show_duration(millis(begin_own)), show_duration(all));
+        let (own_text, all_text) = (show_duration(millis(permitted_at)), show_duration(all));
         let present = self.present(spec).await.ok().flatten().unwrap_or_default();
         let size = present.size_bytes;
         metrics::IMAGE_PULL
@@ -362,6 +362,7 @@ impl Images {
         };
         let mut causes = Vec::new();
         let found = found.iter().map(|found| Some(found.config()));
+        // One request without credentials, if no credentials were found.
         let without = found.len() == 0;
         for auth in found.chain(without.then_some(None)) {
             match self.service.pull_image(request(auth)).await {

@@ -62,6 +62,7 @@ impl Kubelet {
     /// first.
     async fn by_age(&self, update: &PodUpdate) -> Vec<Arc<Pod>> {
         let mut pods = update.pods.clone();
+        // Only the first read of a source has pods that an earlier kubelet may have started.
         let is_first = pods.len() > 1 && !self.store.has_seen(update.source);
         let running = match is_first {
             true => Snapshot::read(&self.manager.runtime).await.unwrap_or_else(|error| {

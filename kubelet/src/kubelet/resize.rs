@@ -144,6 +144,7 @@ impl Kubelet {
             let before = self.resizes.conditions.get(&uid);
             if !self.allocate(&pod).await {
                 let mut pending = self.resizes.pending.lock();
+                // A change of the pod may have queued it during the attempt.
                 if !pending.contains(&uid) {
                     pending.push(uid.clone());
                 }

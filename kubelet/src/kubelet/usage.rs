@@ -95,6 +95,7 @@ impl Kubelet {
             let Manager { node, folders, cgroups, clock, .. } = &kubelet.manager;
             let hierarchy = Hierarchy::detect().map_err(Error::Cgroups)?;
             let root = node.cgroup_root.trim_end_matches('/');
+            // Without cgroups of classes, a pod's is below the root, or the runtime's own choice.
             let cgroup_of = |pod: &Pod| match cgroups {
                 Some(cgroups) => Some(cgroups.pod(pod)),
                 None => (!root.is_empty()).then(|| format!("{root}/pod{}", pod.uid())),

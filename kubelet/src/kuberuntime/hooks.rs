@@ -106,6 +106,7 @@ impl Manager {
                 self.clock.sleep(Duration::from_secs(seconds)).await;
                 Ok(())
             }
+            // As upstream, also for `tcpSocket`.
             None => Err(HookFailure("Cannot run handler: invalid handler".to_owned())),
         }
     }

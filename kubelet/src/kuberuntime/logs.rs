@@ -50,6 +50,7 @@ struct Steps {
 fn steps(rotated: &[PathBuf], max_files: usize) -> Steps {
     let ends = |file: &Path, suffix: &str| file.to_string_lossy().ends_with(suffix);
     let compressed = |file: &Path| PathBuf::from(format!("{}{COMPRESSED}", file.display()));
+    // Unused: a compression that was cut off, and a log that is compressed already.
     let is_used = |file: &PathBuf| {
         !ends(file, UNFINISHED) && (ends(file, COMPRESSED) || !rotated.contains(&compressed(file)))
     };
@@ -146,6 +147,7 @@ impl Rotation {
             }
             Ok::<bool, Error>(exists)
         });
+        // The runtime only has to open a log that is gone.
         if !exists.await? {
             return self.reopen(id).await;
         }

@@ -159,7 +159,7 @@ impl Manager {
         let containers: Vec<_> = actions.memory.iter().filter_map(of_container).collect();
         let pod = pod.clone();
         let faults = task::blocking(move || {
-            let below = |what: &str, usage: Option<u64>, limit: i64| match usage {
+            let fault = |what: &str, usage: Option<u64>, limit: i64| match usage {
                 None => Some(format!("missing {what} memory usage")),
                 Some(usage) if usage >= limit.unsigned_abs() => Some(format!(
                     "attempting to set {what} memory limit ({limit}) below current usage ({usage})"
@@ -167,10 +167,10 @@ impl Manager {
                 Some(_) => None,
             };
             let of_pod =
-                pod_limit.and_then(|limit| below("pod", cgroups.memory_usage(&pod, None), limit));
+                pod_limit.and_then(|limit| fault("pod", cgroups.memory_usage(&pod, None), limit));
             let of_containers = containers.iter().filter_map(|(id, name, limit)| {
                 let usage = cgroups.memory_usage(&pod, Some(id));
-                below(&format!("container {name:?}"), usage, *limit)
+                fault(&format!("container {name:?}"), usage, *limit)
             });
             of_pod.into_iter().chain(of_containers).collect::<Vec<_>>()
         });
@@ -256,20 +256,21 @@ fn steps(cgroup: &PodCgroup, resource: Resource) -> Steps {
             Resources { cpu_quota: desired.cpu_quota, ..Resources::default() },
         ),
     };
-    let limit_grows = wanted.map(|wanted| wanted.cmp(&now.unwrap_or(i64::MAX)));
+    // How the new limit compares with the present one; no limit counts as the highest.
+    let limit_change = wanted.map(|wanted| wanted.cmp(&now.unwrap_or(i64::MAX)));
     let shares = desired.cpu_shares.filter(|_| resource == Resource::Cpu);
-    let shares_grow = shares.map(|shares| shares.cmp(&current.cpu_shares));
+    let shares_change = shares.map(|shares| shares.cmp(&current.cpu_shares));
     let request = Resources { cpu_shares: shares, ..Resources::default() };
-    if limit_grows.is_some_and(|order| order.is_gt()) {
+    if limit_change.is_some_and(|order| order.is_gt()) {
         steps.before.push(limit.clone());
     }
-    if shares_grow.is_some_and(|order| order.is_gt()) {
+    if shares_change.is_some_and(|order| order.is_gt()) {
         steps.before.push(request.clone());
     }
-    if shares_grow.is_some_and(|order| order.is_lt()) {
+    if shares_change.is_some_and(|order| order.is_lt()) {
         steps.after.push(request);
     }
-    if limit_grows.is_some_and(|order| order.is_lt()) {
+    if limit_change.is_some_and(|order| order.is_lt()) {
         steps.after.push(limit);
     }
     steps

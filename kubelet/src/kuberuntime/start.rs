@@ -302,7 +302,7 @@ fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: O
         "CreateContainerConfigError" | "CreateContainerError" | "RunContainerError" => {
             events::warning(pod, name, "Failed", format!("Error: {message}"));
         }
-        // Images have said more.
+        // The failed step of an image has recorded the message in an event of its own.
         reason => events::warning(pod, name, "Failed", format!("Error: {reason}")),
     }
     metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();

@@ -102,6 +102,7 @@ impl Token {
     /// NAMESPACE/NAME, for the error.
     fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
         match (&self.issued, &self.fault) {
+            // A failed renewal does not count while the token is good.
             (Some(issued), _) if !issued.is_expired(now) => {
                 KnownToken::Found(issued.token.clone(), issued.expires)
             }

@@ -143,6 +143,7 @@ fn place(pod: &mut Pod, uid: String, origin: &Origin, node: &str) {
     annotations_mut(pod).insert(CONFIG_HASH.to_owned(), uid);
     let spec = pod.spec.get_or_insert_default();
     spec.node_name = Some(node.to_owned());
+    // As upstream, pods of a URL do not get it.
     if matches!(origin, Origin::File(_)) {
         let tolerations = spec.tolerations.get_or_insert_default();
         let is_for_all = |toleration: &k8s_openapi::api::core::v1::Toleration| {

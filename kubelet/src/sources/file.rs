@@ -123,6 +123,8 @@ impl Folder {
         match task::blocking(move || read_all(&path, &to)).await {
             Ok(files) => {
                 let mut keys = self.keys.lock();
+                // The last pod of a file that cannot be read now: it says nothing about its
+                // content.
                 let last = |file: &Path, fault: Fault| {
                     fault.log(file);
                     match fault {

@@ -108,12 +108,12 @@ fn is_mounted_below(table: &str, source: &Path, pods: &Path) -> io::Result<bool>
         Some((device, mount_point(root), mount_point(point)))
     });
     let mounts: Vec<_> = mounts.collect();
-    // A later mount lies on top of an earlier one.
-    let own = mounts.iter().rev().find_map(|(device, root, point)| {
+    // Where `source` lies: a device and a path on it. A later mount lies on top of an earlier one.
+    let location = mounts.iter().rev().find_map(|(device, root, point)| {
         let below = source.strip_prefix(point).ok()?;
         Some((*device, root.join(below)))
     });
-    let Some((device, part)) = own else { return Ok(false) };
+    let Some((device, part)) = location else { return Ok(false) };
     let is_it = |(of, root, point): &(&str, PathBuf, PathBuf)| {
         *of == device && *root == part && point.starts_with(&pods)
     };

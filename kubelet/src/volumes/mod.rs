@@ -193,6 +193,7 @@ pub fn mounts(
         let image = images.get(&mount.name).cloned();
         let mut source = volume.path.clone();
         let sub_path = sub_path(mount, environment)?;
+        // The runtime itself mounts a part of an image.
         if image.is_none() && !sub_path.is_empty() {
             let folder = folders.pod(&uid).join(subpath::FOLDER);
             let volume_name = volume.persistent.as_ref().unwrap_or(&mount.name);

@@ -87,6 +87,7 @@ impl Inner {
                     }
                 }
             };
+            // The other volumes end in any case; the first failure is returned.
             outcome = outcome.and(undone);
         }
         outcome?;

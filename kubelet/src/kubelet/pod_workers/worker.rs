@@ -117,6 +117,7 @@ impl PodWorker {
     /// Takes the pod as its source has changed it. Returns whether the work that is done now has to
     /// be cancelled.
     pub(super) fn update(&mut self, pod: &Arc<Pod>, reason: Reason) -> bool {
+        // A pod that has to end is only created again after its end.
         if reason == Reason::Create
             && let Some(is_recreated) = self.phase.is_recreated_mut()
         {

@@ -54,8 +54,10 @@ impl Kubelet {
             return Ok(Outcome::Terminal);
         }
         let (waiting, retry) = match &synced {
+            // All containers were removed: the next sync starts them at once.
             Ok(synced) if synced.is_reset => (WaitingReasons::new(), Some(Duration::ZERO)),
             Ok(synced) => (synced.waiting.clone(), synced.retry),
+            // Returned below, once the status is published.
             Err(_) => (WaitingReasons::new(), None),
         };
         if let Some(error) = synced.as_ref().ok().and_then(|synced| synced.resize_error.as_ref()) {

@@ -49,6 +49,7 @@ impl Inner {
     ) -> Result<Mounted, Error> {
         let server = self.server.as_ref().ok_or(Error::NoServer)?;
         let name = &volume.name;
+        // Upstream's names of the steps, for errors.
         let (set_up, device_step, wait_step) = match volume.is_block {
             true => (
                 "MapVolume.MapPodDevice failed",
@@ -74,6 +75,7 @@ impl Inner {
         }
         let plugin = plugin(&volume.driver);
         let attached = self.check_attached(server, volume, &object);
+        // Upstream's metric counts the check only for volumes that are attached.
         let context = match volume.lifecycle == Lifecycle::Persistent && object.attaches() {
             true => self.counted(&plugin, "verify_controller_attached_volume", attached).await,
             false => attached.await,
