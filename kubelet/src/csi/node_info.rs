@@ -229,8 +229,9 @@ impl NodeInfo {
         Ok(())
     }
 
-    /// Returns the CSINode of this Node, which is made if need be. One of an earlier Node is
-    /// deleted. Upstream: `InitializeCSINodeWithAnnotation`, `ensureNodeOwnsCSINode`.
+    /// Returns the CSINode of this Node, and creates it if it is missing. Deletes one that an
+    /// earlier Node of this name owns, and fails: the next attempt creates it. Upstream:
+    /// `InitializeCSINodeWithAnnotation`, `ensureNodeOwnsCSINode`.
     async fn ensure_csi_node(&self) -> Result<storage::CSINode, Error> {
         let registered = self.own.registered().ok_or(Error::NoNode)?;
         let uid = registered.metadata.uid.clone().unwrap_or_default();

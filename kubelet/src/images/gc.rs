@@ -177,7 +177,8 @@ impl ImageGc {
         ImageGc { service, runtime, clock, policy, since, records: Mutex::default() }
     }
 
-    /// Removes old images, and those that the disk has no room for.
+    /// Removes the images that were not used for too long. If the disk is too full then, removes
+    /// further unused ones until enough is free.
     ///
     /// # Errors
     /// A call has failed, or not enough could be freed.

@@ -269,8 +269,8 @@ impl Images {
         self.pull(pod, container_name, &spec, sandbox, &key).await
     }
 
-    /// Pulls an image with the first credentials that suffice, in its turn. A failure is kept for
-    /// the back-off, and each step is an event.
+    /// Pulls an image, after a wait for a permit where the number of pulls has a limit. Records an
+    /// event for each step, and a failure for the back-off.
     async fn pull(
         &self,
         pod: &Arc<Pod>,

@@ -34,7 +34,7 @@ impl Kubelet {
     }
 }
 
-/// Sets the gauges of what the runtime has.
+/// Sets the gauges of the pods and containers that the runtime has.
 pub(super) fn measure_runtime(snapshot: &Snapshot) {
     set(&metrics::RUNNING_PODS, snapshot.running_pods());
     for (name, container) in

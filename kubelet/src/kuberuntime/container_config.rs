@@ -29,7 +29,8 @@ const HOSTS: &str = "/etc/hosts";
 type VariablesAndMounts = (Vec<(String, Vec<u8>)>, Vec<api::Mount>);
 
 impl Manager {
-    /// Builds the definition of a container.
+    /// Builds the definition of a container for the runtime: computes its variables, writes the
+    /// files that it mounts, and adds what the node and the volumes contribute.
     pub(super) async fn container_config(
         &self,
         pod: &Arc<Pod>,

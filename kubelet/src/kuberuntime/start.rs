@@ -308,8 +308,8 @@ fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: O
     metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();
 }
 
-/// Counts the image volumes of a container that has started, or not.
-/// Upstream: `incrementImageVolumeMetrics`.
+/// Counts the image volumes of a container that has to start, and whether the runtime could mount
+/// them. Upstream: `incrementImageVolumeMetrics`.
 fn count_image_volumes(pod: &Pod, container: &Container, failed: Option<&Waiting>) {
     let is_refused = failed.is_some_and(|waiting| {
         waiting.reason == "CreateContainerError" && waiting.message.contains(IMAGE_VOLUME_FAULT)

@@ -160,8 +160,8 @@ impl Registry {
         item.users.iter().cloned().collect()
     }
 
-    /// Ends the watches of objects that were not read for this time. Those that have found nothing
-    /// yet stay. Upstream: `startRecycleIdleWatch`.
+    /// Ends the watches of objects that were not read for the time `max_idle`. Those that have
+    /// found nothing yet stay. Upstream: `startRecycleIdleWatch`.
     pub(super) fn end_idle(&mut self, now: Duration, max_idle: Duration) {
         for (key, item) in &mut self.items {
             let is_idle = now > item.read + max_idle && item.known != Known::NotYet;

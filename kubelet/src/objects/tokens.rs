@@ -123,7 +123,7 @@ impl Token {
 }
 
 impl Tokens {
-    /// Creates the tokens of no pod yet. Requests end with `stop`.
+    /// Creates an empty set of tokens. Requests end with `stop`.
     pub(super) fn new(
         client: Client,
         clock: SharedClock,

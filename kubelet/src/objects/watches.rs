@@ -41,8 +41,8 @@ struct Inner {
 }
 
 impl Watches {
-    /// Creates the watches, of nothing yet. `max_idle`: the time after which an object that is not
-    /// read is watched no more. Everything ends with `stop`.
+    /// Creates an empty set of watches. `max_idle`: the time after which an object that is not read
+    /// is watched no more. Everything ends with `stop`.
     pub(super) fn new(
         server: Arc<dyn Source>,
         clock: SharedClock,

@@ -78,8 +78,8 @@ fn parse(text: &str) -> api::DnsConfig {
     dns
 }
 
-/// Builds the resolver of a pod by its DNS policy and its own configuration. `host`: the machine's
-/// resolver.
+/// Builds the DNS configuration of a pod from its policy, its own settings and the machine's
+/// resolver (`host`).
 fn combine(pod: &Pod, resolvers: &Resolvers, host: Option<&api::DnsConfig>) -> api::DnsConfig {
     let spec = pod.spec();
     let of_host = || match host {

@@ -54,7 +54,8 @@ fn pod_labels(pod: &Pod) -> HashMap<String, String> {
     labels.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Builds the annotations of a container.
+/// Builds the annotations of a container, from which a kubelet that restarts reads how it was
+/// started.
 pub fn container_annotations(
     pod: &Pod,
     container: &Container,

@@ -207,7 +207,8 @@ pub struct ContainerSettings<'a> {
     pub limits_memory_and_swap: bool,
 }
 
-/// Builds the definition of a container.
+/// Builds the definition of a container for the runtime, from the pod and from what the start of
+/// the container has prepared (`settings`).
 ///
 /// # Errors
 /// When the security context forbids the image's user, or a word of the command is not text.

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::pod_resources;
 
-/// Sets the defaults of a pod, as its JSON.
+/// Sets the defaults of a pod in its JSON.
 pub fn complete(pod: &mut Value) {
     // A pod has the shape of a template: metadata and spec.
     complete_pod_template(pod);

@@ -51,7 +51,7 @@ pub fn faults(pod: &Pod) -> Vec<String> {
     faults
 }
 
-/// Checks that a local profile has a name, and only a local one.
+/// Returns the fault in the name of a profile: a local profile must have a name, others must not.
 fn fault_of_name(field: &str, kind: &str, name: Option<&str>) -> Option<String> {
     match (kind, name) {
         ("Localhost", None | Some("")) => {

@@ -229,8 +229,9 @@ fn is_dns1123_label(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Returns the kind of API object that a static pod refers to, which it may not. With `has_objects`
-/// it may refer to ConfigMaps and Secrets in variables and volumes, and to a RuntimeClass.
+/// Returns the first kind of API objects that a static pod refers to and may not refer to. `None`:
+/// it has no such reference. With `has_objects` it may refer to ConfigMaps and Secrets in variables
+/// and volumes, and to a RuntimeClass.
 pub fn api_reference(pod: &Pod, has_objects: bool) -> Option<&'static str> {
     let spec = pod.spec();
     if spec.service_account_name.as_deref().is_some_and(|name| !name.is_empty()) {

@@ -42,8 +42,9 @@ pub(super) fn relabels(folders: &Folders, uid: &Uid, volume: &Mounted) -> bool {
         && may_relabel(folders, uid, volume, &fs::read_to_string(TABLE).unwrap_or_default())
 }
 
-/// Returns whether the kind of a volume allows a relabel: volumes of hosts and images keep their
-/// labels, and so does what is read-only. `mounts`: the text of a mountinfo.
+/// Returns whether the kind of a volume allows a relabel. Those that the kubelet fills do; local
+/// volumes and those of CSI drivers only if they are writable. Volumes of hosts and images keep
+/// their labels. `mounts`: the text of a mountinfo.
 fn may_relabel(folders: &Folders, uid: &Uid, volume: &Mounted, mounts: &str) -> bool {
     let below = volume.path.strip_prefix(folders.pod(uid).join("volumes")).ok();
     let kind = below.and_then(|below| below.components().next());
