@@ -77,6 +77,7 @@ impl Drivers {
         self.0.changes.load(Ordering::SeqCst)
     }
 
+    /// Adds a driver, in place of another one of its name.
     fn set(&self, driver: Driver) {
         self.0.drivers.lock().insert(driver.name().to_owned(), driver);
         self.note_change();
@@ -87,6 +88,7 @@ impl Drivers {
         self.note_change();
     }
 
+    /// Counts a change of the drivers, and wakes those who wait for it.
     fn note_change(&self) {
         self.0.changes.fetch_add(1, Ordering::SeqCst);
         notify_all(&self.0.changed);

@@ -74,6 +74,7 @@ struct Pulls {
 }
 
 impl Pulls {
+    /// Records that a pull begins, unless [`MAX_PULLS`] are recorded already.
     fn begin(&mut self, now: Duration) {
         if self.begun.len() + self.done.len() < MAX_PULLS {
             self.begun.push_back(now);

@@ -19,33 +19,36 @@ impl Kubelet {
             let label = &[metrics::static_label(is_static)];
             let desired = pods.iter().filter(|pod| pod.is_static() == is_static);
             let is_active = |pod: &&Arc<Pod>| !self.dispatcher.is_terminated(&pod.uid());
-            set(&metrics::DESIRED_PODS.with_label_values(label), desired.clone().count());
-            set(&metrics::ACTIVE_PODS.with_label_values(label), desired.filter(is_active).count());
+            set_gauge(&metrics::DESIRED_PODS.with_label_values(label), desired.clone().count());
+            set_gauge(
+                &metrics::ACTIVE_PODS.with_label_values(label),
+                desired.filter(is_active).count(),
+            );
         }
-        set(&metrics::MIRROR_PODS, self.store.mirrors().len());
+        set_gauge(&metrics::MIRROR_PODS, self.store.mirrors().len());
         let ephemeral = pods.iter().map(|pod| pod.ephemeral_containers().len());
-        set(&metrics::EPHEMERAL_CONTAINERS, ephemeral.sum());
+        set_gauge(&metrics::EPHEMERAL_CONTAINERS, ephemeral.sum());
         let (pending, in_progress) = self.resizes.counts();
-        set(&metrics::PENDING_RESIZES.with_label_values(&["deferred"]), pending);
-        set(&metrics::RESIZES_IN_PROGRESS, in_progress);
+        set_gauge(&metrics::PENDING_RESIZES.with_label_values(&["deferred"]), pending);
+        set_gauge(&metrics::RESIZES_IN_PROGRESS, in_progress);
         for (labels, count) in self.dispatcher.counts(&self.store.uids()) {
-            set(&metrics::WORKING_PODS.with_label_values(&labels), count);
+            set_gauge(&metrics::WORKING_PODS.with_label_values(&labels), count);
         }
     }
 }
 
 /// Sets the gauges of the pods and containers that the runtime has.
 pub(super) fn measure_runtime(snapshot: &Snapshot) {
-    set(&metrics::RUNNING_PODS, snapshot.running_pods());
+    set_gauge(&metrics::RUNNING_PODS, snapshot.running_pods());
     for (name, container) in
         [("created", Created), ("running", Running), ("exited", Exited), ("unknown", Unknown)]
     {
         let gauge = metrics::RUNNING_CONTAINERS.with_label_values(&[name]);
-        set(&gauge, snapshot.containers(container));
+        set_gauge(&gauge, snapshot.containers(container));
     }
 }
 
-fn set(gauge: &IntGauge, count: usize) {
+fn set_gauge(gauge: &IntGauge, count: usize) {
     gauge.set(i64::try_from(count).unwrap_or(i64::MAX));
 }
 

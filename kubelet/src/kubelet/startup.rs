@@ -51,6 +51,7 @@ impl Startups {
         }
     }
 
+    /// Returns whether the start of a pod is still awaited.
     fn awaits(&self, uid: &Uid) -> bool {
         self.0.lock().get(uid) == Some(&Startup::Awaited)
     }

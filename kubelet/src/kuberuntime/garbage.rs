@@ -257,6 +257,7 @@ pub fn with_prefix(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
+/// Turns the error that a file does not exist into a success.
 fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
     match outcome {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

@@ -30,12 +30,14 @@ pub struct Synced {
 }
 
 impl Synced {
+    /// Records why a container has not started, and when to retry.
     fn add_failure(&mut self, container: &str, failure: StartFailure) {
         let StartFailure { waiting, retry } = failure;
         self.waiting.insert(container.to_owned(), waiting);
         self.add_retry(retry);
     }
 
+    /// Has the pod synced again after this delay, or earlier if that is wanted already.
     fn add_retry(&mut self, retry: Duration) {
         self.retry = Some(self.retry.map_or(retry, |other| other.min(retry)));
     }

@@ -76,11 +76,12 @@ pub struct Reset {
 pub fn triggers_restart_of_all(pod: &Pod, status: &PodStatus) -> bool {
     pod.all_containers().any(|container| {
         let newest = status.container(&container.name);
-        newest.is_some_and(|newest| triggers(container, newest))
+        newest.is_some_and(|newest| triggers_restart(container, newest))
     })
 }
 
-fn triggers(container: &Container, status: &ContainerStatus) -> bool {
+/// Returns whether a container's exit is one for which its rules restart all containers.
+fn triggers_restart(container: &Container, status: &ContainerStatus) -> bool {
     status.state == State::Exited
         && exit_action(container, status.exit_code) == Some(ExitAction::RestartAllContainers)
 }
@@ -97,7 +98,7 @@ fn resets(pod: &Pod, status: &PodStatus) -> Vec<Reset> {
                     name: status.name.clone(),
                     is_running: status.state != State::Exited,
                 };
-                let is_source = triggers(container, status);
+                let is_source = triggers_restart(container, status);
                 if is_source { &mut sources } else { &mut victims }.push(reset);
             }
         }
@@ -257,6 +258,7 @@ fn recreate(pod: &Pod, status: &PodStatus, actions: &mut PodActions) {
     }
 }
 
+/// Returns whether the definition of a container has changed since it was created.
 fn is_changed(container: &Container, current: &ContainerStatus) -> bool {
     current.hash.is_some_and(|hash| hash != container_hash(container))
 }
@@ -332,7 +334,7 @@ fn init_actions(
             (State::Running, true) => sidecar_step(container, current, probes(&current.id)),
             (State::Exited, false) if current.exit_code == 0 => Step::Done(None),
             (State::Exited, false) if should_restart(pod, container, status) => Step::Start,
-            (State::Unknown, _) if is_sidecar || restarts(pod, container) => {
+            (State::Unknown, _) if is_sidecar || may_restart(pod, container) => {
                 Step::Restart(unknown_state_kill(current, "Init container"))
             }
             (State::Exited | State::Unknown, _) => {
@@ -387,7 +389,8 @@ enum Step {
     Done(Option<Kill>),
 }
 
-fn restarts(pod: &Pod, container: &Container) -> bool {
+/// Returns whether the container's restart policy lets it restart at all.
+fn may_restart(pod: &Pod, container: &Container) -> bool {
     restart_policy_of(container, pod) != RestartPolicy::Never
 }
 

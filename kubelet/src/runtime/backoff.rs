@@ -66,6 +66,7 @@ impl Backoff {
 }
 
 impl Entry {
+    /// Returns whether the key starts over with an event at this time.
     fn is_expired(&self, event: Duration) -> bool {
         event.saturating_sub(self.updated) > EXPIRES_AFTER
     }

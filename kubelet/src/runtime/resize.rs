@@ -115,6 +115,7 @@ impl ResizeActions {
         self.memory.is_empty() && self.cpu.is_empty() && !self.has_pod
     }
 
+    /// Returns the updates of one resource.
     pub fn of(&self, resource: Resource) -> &[ContainerUpdate] {
         match resource {
             Resource::Memory => &self.memory,

@@ -176,6 +176,7 @@ impl Folder {
     }
 }
 
+/// Returns the key of a pod in the store: its namespace and name.
 fn key(pod: &Pod) -> String {
     pod.display_name()
 }

@@ -76,6 +76,7 @@ fn folder_in(volume: &Path, target: &Path) -> Option<PathBuf> {
     (is_folder && name.as_encoded_bytes().starts_with(b"..")).then_some(folder)
 }
 
+/// Turns the error that a file does not exist into a success.
 fn absent_is_fine(error: io::Error) -> io::Result<()> {
     match error.kind() {
         io::ErrorKind::NotFound => Ok(()),

@@ -100,6 +100,7 @@ impl Folders {
         self.root.join("plugins_registry")
     }
 
+    /// Returns the folder of a pod.
     pub fn pod(&self, uid: &Uid) -> PathBuf {
         self.pods().join(&**uid)
     }
@@ -135,6 +136,7 @@ impl Folders {
         self.pod(uid).join("probes")
     }
 
+    /// Returns the file that containers of a pod have as `/etc/hosts`.
     pub fn hosts_file(&self, uid: &Uid) -> PathBuf {
         self.pod(uid).join("etc-hosts")
     }

@@ -99,6 +99,8 @@ impl Usages {
         }
     }
 
+    /// Returns the time and the result of the last measurement of a volume that has ended. `None`:
+    /// it failed, or there has not been one.
     fn last(&self, key: &Key) -> Option<(Timestamp, Amounts)> {
         self.0.lock().get(key).and_then(|entry| entry.last)
     }

@@ -28,6 +28,7 @@ impl Folders {
         self.csi().join(driver).join(csi::sha256(&[handle]))
     }
 
+    /// Returns the folder of all volumes of blocks.
     fn block_devices(&self) -> PathBuf {
         self.csi().join("volumeDevices")
     }
