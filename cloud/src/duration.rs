@@ -7,7 +7,8 @@ use kube_controller_manager::options::parse_duration;
 use serde::Deserializer;
 use serde::de::{Error, Visitor};
 
-/// Reads `1m30s`. Errors name the field, which they would not after the value has been read.
+/// Deserializes a duration such as `1m30s`. It is parsed in the visitor, so that errors name the
+/// field.
 pub fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     struct Text;
     impl Visitor<'_> for Text {

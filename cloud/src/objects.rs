@@ -44,15 +44,16 @@ impl Service {
             && self.spec.external_traffic_policy.as_deref() == Some("Local")
     }
 
-    /// The port of each node at which a load balancer asks under `/healthz` whether the node has an
-    /// endpoint; `None`: it asks nothing. Upstream: `servicehelper.GetServiceHealthCheckPathPort`.
+    /// Returns the port of each node at which a load balancer asks under `/healthz` whether the
+    /// node has an endpoint; `None`: it asks nothing. Upstream:
+    /// `servicehelper.GetServiceHealthCheckPathPort`.
     pub fn health_check_port(&self) -> Option<i32> {
         let needs = self.is_load_balancer() && self.wants_only_local_traffic();
         self.spec.health_check_node_port.filter(|port| needs && *port != 0)
     }
 
-    /// The CIDRs that may connect to its load balancer; empty: all. The annotation counts where the
-    /// field is empty. Upstream: `servicehelper.GetLoadBalancerSourceRanges`.
+    /// Returns the CIDRs that may connect to its load balancer; empty: all. The annotation counts
+    /// where the field is empty. Upstream: `servicehelper.GetLoadBalancerSourceRanges`.
     pub fn source_ranges(&self) -> Vec<String> {
         let field = self.spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
         if !field.is_empty() {

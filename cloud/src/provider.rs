@@ -49,8 +49,8 @@ pub trait Cloud: Send + Sync + 'static {
         true
     }
 
-    /// Called once, before the controllers start. The provider makes controllers of its own, which
-    /// run beside the others; most need none. Upstream: `Initialize` and `InformerUser`.
+    /// Makes controllers of the provider's own, which run beside the others; most providers need
+    /// none. Called once, before the controllers start. Upstream: `Initialize` and `InformerUser`.
     ///
     /// # Errors
     /// What ends the manager.
@@ -106,8 +106,9 @@ pub trait Instances: Send + Sync {
     /// Whether the machine exists and does not run.
     fn is_shut_down<'a>(&'a self, node: &'a Node) -> Answer<'a, bool>;
 
-    /// What becomes part of the Node. [`Error::InstanceNotFound`]: there is no such machine. While a
-    /// Node is not initialized, [`Error::Retry`] asks for a call after a fixed time.
+    /// Returns what becomes part of the Node. [`Error::InstanceNotFound`]: there is no such
+    /// machine. While a Node is not initialized, [`Error::Retry`] asks for a call after a fixed
+    /// time.
     fn metadata<'a>(&'a self, node: &'a Node) -> Answer<'a, InstanceMetadata>;
 }
 
@@ -216,8 +217,8 @@ impl error::Error for Error {
     }
 }
 
-/// A name that is unique to the Service, begins with a letter and has at most 32 bytes. Upstream:
-/// `DefaultLoadBalancerName`.
+/// Returns a name that is unique to the Service, begins with a letter and has at most 32 bytes.
+/// Upstream: `DefaultLoadBalancerName`.
 pub fn default_load_balancer_name(service: &Service) -> String {
     let uid = service.meta.uid.to_string();
     let name = uid.chars().filter(|&c| c != '-');

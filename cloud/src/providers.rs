@@ -11,10 +11,10 @@ const PROVIDERS: &[Provider] = &[
     Provider { name: grpc::NAME, open: grpc::open },
 ];
 
-/// Makes the provider of this name, of `--cloud-provider`.
+/// Makes the provider that `--cloud-provider` names. Upstream: `InitCloudProvider`.
 ///
 /// # Errors
-/// What the name or its settings are not. Upstream: `InitCloudProvider`.
+/// The name is unknown, or the provider refuses its settings.
 pub fn open(name: &str, settings: &Settings) -> Result<Arc<dyn Cloud>, String> {
     let Some(provider) = PROVIDERS.iter().find(|provider| provider.name == name) else {
         let known: Vec<&str> = PROVIDERS.iter().map(|provider| provider.name).collect();

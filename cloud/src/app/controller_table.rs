@@ -42,11 +42,13 @@ pub fn controllers() -> Vec<Descriptor> {
     rows
 }
 
-/// The controller `node-ipam-controller`. The allocators that asked a cloud are gone from 1.36: a
-/// manager with their names does not start.
+/// Constructs `node-ipam-controller` with the constructor of the other manager's row. Refuses the
+/// allocators that asked a cloud: they are gone from 1.36, and a manager with their names does not
+/// start.
 fn node_ipam(c: &mut Controller) -> Result<(), String> {
     let options = c.options();
     let fault = match options.cidr_allocator_type.as_str() {
+        // The constructor starts no controller then.
         _ if !options.allocate_node_cidrs => None,
         "RangeAllocator" => None,
         "IPAMFromCluster" | "IPAMFromCloud" => Some(

@@ -26,7 +26,8 @@ use crate::providers;
 const ABOUT: &str = "The Cloud controller manager is a daemon that embeds the cloud specific control \
                      loops shipped with\nKubernetes.";
 
-/// The program: does what its arguments ask for. Call it once, from no task.
+/// Parses the arguments and runs the manager, or prints the help, the version or the error. Call it
+/// once, from no task.
 pub fn main(args: &[String]) -> ExitCode {
     match parse(args) {
         Ok(Command::Run(options)) => task::run(THREADS, run(options, connect, providers::open)),
@@ -45,7 +46,7 @@ pub fn usage() -> String {
 }
 
 /// Runs the manager until a signal, a lost lease or an error; errors are printed on stderr, a line
-/// each. `open` makes the provider of a name.
+/// each. `open` opens the provider with a given name.
 pub async fn run(
     options: CloudOptions,
     connect: Connect,
@@ -54,7 +55,7 @@ pub async fn run(
     let controllers = controller_table::controllers();
     let problems = options.problems(&|name| controllers.iter().any(|row| row.has_name(name)));
     let opened = match problems.is_empty() {
-        true => opened(&options, open).map_err(|error| vec![error]),
+        true => open_cloud(&options, open).map_err(|error| vec![error]),
         false => Err(problems),
     };
     match opened {
@@ -77,7 +78,9 @@ pub async fn run(
     }
 }
 
-fn opened(
+/// Opens the provider that `--cloud-provider` names, and checks that it has a cluster id or that
+/// `--allow-untagged-cloud` is set.
+fn open_cloud(
     options: &CloudOptions,
     open: impl FnOnce(&str, &Settings) -> Result<Arc<dyn Cloud>, String>,
 ) -> Result<Arc<dyn Cloud>, String> {
@@ -111,11 +114,13 @@ impl Program for CloudControllerManager {
         &self.controllers
     }
 
-    /// They were refused before the provider was made.
+    /// Returns no faults: `run` has refused them before it opened the provider.
     fn problems(&self, _: &Options) -> Vec<String> {
         Vec::new()
     }
 
+    /// Returns the warnings of the start: those of the feature gates, and that the cluster has no
+    /// id.
     fn notices(&self, options: &Options) -> Vec<String> {
         let mut notices = options.feature_gates.warnings();
         if !self.parts.cloud.has_cluster_id() {
@@ -132,6 +137,7 @@ impl Program for CloudControllerManager {
         flag_values(FLAGS, &CloudOptions { shared: options.clone(), ..self.options.clone() })
     }
 
+    /// Returns the content of `/configz`: the shared configuration and the fields of this manager.
     fn configz(
         &self,
         options: &Options,
@@ -156,7 +162,7 @@ impl Program for CloudControllerManager {
         {
             all.extend(shared);
         }
-        // It has moved: pull request 137964.
+        // The field has moved: pull request 137964.
         if release >= Release::V1_37
             && let Some(shared) = configuration["KubeCloudShared"].as_object_mut()
         {

@@ -85,7 +85,7 @@ impl State {
         Claim::of(service, self.addresses(&service.meta.uid), shares)
     }
 
-    /// Forgets the reservations that the cache shows, and those of Services that are gone.
+    /// Forgets the reservations that the cache shows by now, and those of Services that are gone.
     fn prune(&mut self, services: &[Arc<Service>]) {
         if self.reserved.is_empty() {
             return;
@@ -100,9 +100,10 @@ impl State {
         });
     }
 
-    /// Decides for a Service, and returns what the decision changes in it. The addresses are
-    /// reserved then, also when the Service shows them: it may be newer than the cache.
-    /// `services`: all of the cache.
+    /// Decides which addresses a Service gets and reserves them. Returns the decision with the
+    /// patch that writes it into the Service; without a patch the Service shows all of it. The
+    /// addresses are reserved then too: the Service may be newer than the cache. `services`: all of
+    /// the cache.
     fn decide(
         &mut self,
         service: &Service,
@@ -119,23 +120,25 @@ impl State {
             .collect();
         let own = self.claim(service, pools);
         let planned = plan(service, &own, self.addresses(uid), &others, pools)?;
-        let change = record(service, &planned, pools);
+        let change = plan_patch(service, &planned, pools);
         let written = change.is_none().then_some(service.meta.resource_version);
         let reservation = Reservation { addresses: planned.addresses.clone(), written };
         self.reserved.insert(uid.clone(), reservation);
         Ok((planned, change))
     }
 
-    /// The reservation ends when the cache shows this version of the Service.
+    /// Records the version of the Service that has the reserved addresses. The reservation ends
+    /// when the cache shows that version.
     fn note_written(&mut self, uid: &Uid, version: u64) {
         if let Some(reservation) = self.reserved.get_mut(uid) {
             reservation.written = Some(version);
         }
     }
 
-    /// A Service gives its addresses back with this version, or has them in it while it is being
-    /// deleted; `None`: it is gone. The cache may show an older one, which says nothing of them:
-    /// with leader migration it is not the cache of the caller.
+    /// Ends the reservation of a Service: at once if it is gone (`None`), else when the cache shows
+    /// `version`. In that version the Service has given its addresses back, or has them while it is
+    /// being deleted. The cache may show an older one, which does not show that: with leader
+    /// migration it is not the cache of the caller.
     fn release(&mut self, uid: &Uid, version: Option<u64>) {
         match version {
             Some(version) => self.note_written(uid, version),
@@ -179,9 +182,9 @@ impl Assignment {
         Arc::new(Assignment { config_map, parts: OnceLock::new(), state: Mutex::default() })
     }
 
-    /// The controller that tries again when an address comes free, when the pools change, and when
-    /// two Services have one address. What it writes into a Service makes the service controller
-    /// look at that again.
+    /// Returns the controller that assigns again when an address comes free, when the pools change,
+    /// and when two Services have one address. What it writes into a Service makes the service
+    /// controller sync that Service again.
     ///
     /// # Errors
     /// When there is no client for it.
@@ -222,6 +225,7 @@ impl Assignment {
         Ok(c)
     }
 
+    /// Returns the client and the caches once the caches are complete; fails after `PATIENCE`.
     async fn parts(&self) -> Result<&Parts, Failure> {
         let parts = self.parts.get().ok_or(Failure::Busy("the provider is not initialized"))?;
         let synced = async {
@@ -235,8 +239,9 @@ impl Assignment {
         synced.or(late).await
     }
 
-    /// Gives the Service the addresses that it is to have, which are in its annotations when this
-    /// returns. `cached`: of the cache.
+    /// Gives the Service its addresses: they are in its annotations when this returns. A Service
+    /// that gets none, or lacks one that it prefers to have, is kept in `waiting`. `cached`: the
+    /// Service in the cache of the caller.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -255,6 +260,9 @@ impl Assignment {
         assigned
     }
 
+    /// Decides for a Service by the cache. If there is something to write, or the cached Service
+    /// lost its reserved addresses, decides again by the live Service and writes that, repeated
+    /// after conflicts.
     async fn attempt(&self, parts: &Parts, cached: &Service) -> Result<Plan, Failure> {
         let (key, uid) = (cached.meta.key(), &cached.meta.uid);
         // With leader migration the caller has another cache.
@@ -276,11 +284,11 @@ impl Assignment {
         for _ in 0..ATTEMPTS {
             // The cached one is older than the finalizer that the service controller has just set.
             let live = match parts.client.get::<Service>(&key).await {
-                Err(error) if error.is_not_found() => return Err(self.gone(uid)),
+                Err(error) if error.is_not_found() => return Err(self.forget_gone(uid)),
                 live => live?,
             };
             if live.meta.uid != *uid || !may_have(&live) {
-                return Err(self.gone(uid));
+                return Err(self.forget_gone(uid));
             }
             let (plan, change) = self.decide(parts, &live).map_err(|refusal| {
                 self.state.lock().reserved.remove(uid);
@@ -301,7 +309,8 @@ impl Assignment {
         Err(Failure::Busy("the Service changes all the time"))
     }
 
-    fn gone(&self, uid: &Uid) -> Failure {
+    /// Forgets the reservation of a Service that is gone, and returns the failure that says so.
+    fn forget_gone(&self, uid: &Uid) -> Failure {
         self.state.lock().reserved.remove(uid);
         Failure::Gone
     }
@@ -319,8 +328,8 @@ impl Assignment {
         state.decide(service, &parts.services.list(), &pools)
     }
 
-    /// Takes the addresses of a Service back, which no longer wants them or is being deleted. A
-    /// Service that is being deleted has its addresses until it is gone.
+    /// Removes its addresses from a Service that no longer wants them. A Service that is being
+    /// deleted is not changed: it has its addresses until it is gone.
     ///
     /// # Errors
     /// When they cannot be removed from the Service.
@@ -334,7 +343,7 @@ impl Assignment {
                 false => removal(&service),
             };
             let released = match change {
-                // As it is: with its addresses while it is being deleted, else without.
+                // Nothing to write: it has its addresses while it is being deleted, else none.
                 None => Some(service.meta.resource_version),
                 Some(change) => match write(&parts.client, &service.meta, change).await {
                     Ok(version) => Some(version),
@@ -368,6 +377,9 @@ impl Assignment {
             || self.state.lock().reserved.contains_key(&service.meta.uid)
     }
 
+    /// Assigns addresses to each Service of `unsettled`. Retried after a failed request and after a
+    /// `Busy`; a refusal is only logged, as the next change of a Service or of the pools queues
+    /// this again.
     async fn settle(self: Arc<Self>, _: ObjectKey) -> SyncResult {
         let (mut failure, mut busy) = (None, None);
         for service in self.unsettled() {
@@ -384,8 +396,8 @@ impl Assignment {
         failure.map(Error::from).or(busy).map_or(Ok(Next::Done), Err)
     }
 
-    /// The Services that wait for addresses, and those that have an address which another one keeps;
-    /// the oldest first.
+    /// Returns the Services that wait for addresses, and those that have an address which another
+    /// one keeps; the oldest first.
     fn unsettled(&self) -> Vec<Arc<Service>> {
         let Some(parts) = self.parts.get() else { return Vec::new() };
         let pools = self.pools(parts);
@@ -396,7 +408,7 @@ impl Assignment {
             services.into_iter().filter(|service| may_have(service)).collect();
         let claims: Vec<Claim> =
             services.iter().map(|service| state.claim(service, &pools)).collect();
-        let losing = losing(&claims);
+        let losing = losing_claims(&claims);
         let present: HashSet<ObjectKey> =
             services.iter().map(|service| service.meta.key()).collect();
         state.waiting.retain(|key| present.contains(key));
@@ -420,8 +432,8 @@ fn may_have(service: &Service) -> bool {
     wants_load_balancer(service) && !service.meta.is_being_deleted()
 }
 
-/// The claims that have been given an address which another one keeps.
-fn losing(claims: &[Claim]) -> BTreeSet<usize> {
+/// Returns the places in `claims` of those that have an address which another claim keeps.
+fn losing_claims(claims: &[Claim]) -> BTreeSet<usize> {
     let mut having: BTreeMap<IpAddr, Vec<usize>> = BTreeMap::new();
     for (at, claim) in claims.iter().enumerate() {
         for (address, hold) in &claim.addresses {
@@ -446,7 +458,7 @@ fn losing(claims: &[Claim]) -> BTreeSet<usize> {
     losing
 }
 
-/// Whether a change may free an address, or take one twice.
+/// Whether a change may free an address, or give one address to two Services.
 fn changes_claims(change: &Change<'_, Service>) -> bool {
     let claim = |service: &Service| Claim::of(service, &[], false);
     match change {
@@ -456,11 +468,14 @@ fn changes_claims(change: &Change<'_, Service>) -> bool {
     }
 }
 
-/// What a plan changes in the Service, as a patch; `None`: it has all of it.
-fn record(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
+/// Returns the patch that writes a plan into the Service; `None`: the Service shows all of it.
+/// Where a person asks by kube-vip's annotation, that annotation stays and only the grant is
+/// written.
+fn plan_patch(service: &Service, plan: &Plan, pools: &Pools) -> Option<Value> {
     let annotations = &service.meta.annotations;
     let (shown, before) = (annotations.get(KUBE_VIP_ADDRESSES), annotations.get(GIVEN_ADDRESSES));
     let mut changed = Map::new();
+    // A person has set kube-vip's annotation if it differs from what this provider has written.
     let is_persons = shown.is_some_and(|shown| !shown.is_empty() && Some(shown) != before);
     let granted = annotations.get(GRANTED_ADDRESSES);
     let text = show(&plan.addresses);
@@ -504,7 +519,8 @@ fn patch_of(metadata: Value, new_field: Option<Value>) -> Value {
     patch
 }
 
-/// The value that kube-vip needs in `spec.loadBalancerIP`.
+/// Returns the value that `spec.loadBalancerIP` is to have: the first known address, if kube-vip
+/// sends the egress traffic of the Service, else none.
 fn wanted_field(service: &Service, plan: &Plan) -> Option<String> {
     let is_needed = service.meta.annotations.get(KUBE_VIP_EGRESS) == Some("true");
     // By DHCP the announcer gets another one.
@@ -512,8 +528,9 @@ fn wanted_field(service: &Service, plan: &Plan) -> Option<String> {
     known.filter(|_| is_needed).map(IpAddr::to_string)
 }
 
-/// The new value of `spec.loadBalancerIP`; `None`: it stays. Adds to `changed` the annotation that
-/// says whose value it is: a person's stays.
+/// Returns the new value of `spec.loadBalancerIP`, null to remove it; `None`: it stays, as a
+/// person's value does. Adds to `changed` the annotation that says that the value is this
+/// provider's.
 fn changed_field(
     service: &Service,
     wanted: Option<&str>,
@@ -529,7 +546,7 @@ fn changed_field(
     (!is_persons && present != wanted).then(|| json!(wanted))
 }
 
-/// What is removed from a Service that no longer wants addresses, as a patch; `None`: it has
+/// Returns the patch that removes what this provider has written into a Service; `None`: it has
 /// nothing of it. A person's own annotation and field stay.
 fn removal(service: &Service) -> Option<Value> {
     let annotations = &service.meta.annotations;
@@ -554,7 +571,7 @@ fn removal(service: &Service) -> Option<Value> {
     Some(patch_of(json!({ "annotations": removed, "labels": labels }), new_field))
 }
 
-/// Changes a Service of just this version, and returns the new one.
+/// Patches a Service if it still has the uid and version of `meta`, and returns the new version.
 async fn write(client: &Client, meta: &Meta, mut patch: Value) -> client::Result<u64> {
     patch["metadata"]["uid"] = meta.uid.to_string().into();
     patch["metadata"]["resourceVersion"] = meta.resource_version.to_string().into();

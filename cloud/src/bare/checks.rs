@@ -62,7 +62,8 @@ struct Results {
 }
 
 impl Results {
-    /// The results with one more.
+    /// Returns the results after one more check. A success resets them; the machine is unreachable
+    /// from the failure that makes `check.failures` in a row.
     fn after(&self, is_reached: bool, now: Duration, check: &Check) -> Results {
         if is_reached {
             return Results::default();
@@ -73,6 +74,8 @@ impl Results {
         Results { failures, unreachable_since: since }
     }
 
+    /// Returns what these results mean: an unreachable machine is shut down or gone, as the
+    /// configuration says, and gone after `gone_after` in any case.
     fn verdict(&self, now: Duration, check: &Check) -> Verdict {
         let Some(since) = self.unreachable_since else { return Verdict::Runs };
         let is_over = check.gone_after.is_some_and(|after| now.saturating_sub(since) >= after);
@@ -128,7 +131,7 @@ impl Checks {
         Arc::new(Checks { check, parts: OnceLock::new(), results: Mutex::default() })
     }
 
-    /// The controller that checks.
+    /// Returns the controller that checks the machines of nodes that are not ready.
     ///
     /// # Errors
     /// When there is no client for it.
@@ -141,7 +144,8 @@ impl Checks {
         let queue = c.queue(QueuePolicy::default());
         let this = self.clone();
         c.watch(&nodes, &queue, move |change: Change<'_, Node>, queue: &Queue| {
-            // At once: all workers may wait for other machines.
+            // The results are dropped here, not in `sync`: all workers may be waiting for other
+            // machines.
             if matches!(change, Change::Deleted(_)) || is_ready(change.object()) {
                 this.results.lock().remove(&change.object().meta.uid);
             }
@@ -168,6 +172,8 @@ impl Checks {
         Ok(c)
     }
 
+    /// Checks the machine of a node that is not ready, records the result, and sends an event when
+    /// the machine becomes unreachable and when it is reached again.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(parts) = self.parts.get() else { return Ok(Next::Done) };
         let Some(node) = parts.nodes.get(&key).filter(|node| !is_ready(node)) else {
@@ -203,7 +209,8 @@ impl Checks {
         Ok(Next::After(self.check.period))
     }
 
-    /// What is known of the machine of a node. None is gone while most are not reached.
+    /// Returns what the checks say of the machine of a node. No machine is `Gone` while most are
+    /// not reached: the manager itself is likely to be cut off.
     pub fn verdict(&self, node: &Node) -> Verdict {
         let Some(parts) = self.parts.get() else { return Verdict::Runs };
         // The caller's node may be older than the news that it is ready.
@@ -221,7 +228,8 @@ impl Checks {
         }
     }
 
-    /// Reaches a node by one of its addresses. A node without addresses counts as reached.
+    /// Tries the addresses of a node until one is reached; returns the last fault if none is. A
+    /// node without addresses counts as reached.
     async fn reach(&self, node: &Node, clock: &SharedClock) -> Result<(), Fault> {
         let mut outcome = Ok(());
         for ip in addresses(node) {
@@ -233,6 +241,8 @@ impl Checks {
         outcome
     }
 
+    /// Makes the configured check (https, http or tcp) of one address, with its timeout, and counts
+    /// it.
     async fn reach_address(&self, ip: IpAddr, clock: &SharedClock) -> Result<(), Fault> {
         let (request, port, path) = match &self.check {
             Check { https: Some(http), .. } => ("https", http.port, Some(http.path.as_str())),
@@ -272,7 +282,7 @@ impl Checks {
     }
 }
 
-/// The status of the answer to a GET.
+/// Sends a GET over the stream and returns the status of the answer.
 async fn get(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     address: SocketAddr,
@@ -292,8 +302,8 @@ async fn get(
     answer.or(driven).await
 }
 
-/// As [`get`], of a server with any certificate: the check asks whether the machine runs, and sends
-/// no secret.
+/// Does the same as `get` over TLS. Any certificate of the server is accepted: the check asks
+/// whether the machine runs, and sends no secret.
 async fn get_by_tls(
     stream: Async<TcpStream>,
     address: SocketAddr,
@@ -327,7 +337,7 @@ fn is_ready(node: &Node) -> bool {
     node.condition("Ready") == Some("True")
 }
 
-/// The internal addresses of a node, or the external ones if there are none.
+/// Returns the internal addresses of a node, or the external ones if there are no internal ones.
 fn addresses(node: &Node) -> Vec<IpAddr> {
     let of_type = |kind: &str| -> Vec<IpAddr> {
         let addresses = node.status.addresses.iter().filter(|address| address.type_ == kind);

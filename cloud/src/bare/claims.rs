@@ -35,7 +35,7 @@ fn metallb<'a>(annotations: &'a Labels, name: &str) -> Option<&'a str> {
     METALLB.iter().find_map(|prefix| annotations.get(&format!("{prefix}/{name}")))
 }
 
-/// Addresses with commas between.
+/// Parses addresses with commas between.
 ///
 /// # Errors
 /// The part that is no address.
@@ -70,7 +70,7 @@ pub fn given(service: &Service) -> Vec<IpAddr> {
     annotation(service, GIVEN_ADDRESSES).and_then(|text| parse(text).ok()).unwrap_or_default()
 }
 
-/// The addresses that a person asks for and that were granted.
+/// Returns the addresses that a person asks for and that were granted.
 fn granted(service: &Service) -> Vec<IpAddr> {
     let granted = annotation(service, GRANTED_ADDRESSES).and_then(|text| parse(text).ok());
     let granted = granted.unwrap_or_default();
@@ -101,7 +101,8 @@ pub enum RequestError {
     TwoRequests,
 }
 
-/// The addresses that a person asks for; empty: any.
+/// Returns the addresses that a person asks for, by kube-vip's or MetalLB's annotation or by
+/// `spec.loadBalancerIP`; empty: any. Values that this provider has written do not count.
 ///
 /// # Errors
 /// See [`RequestError`].
@@ -152,8 +153,9 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// `reserved`: addresses that this process has chosen for it, which the cache may not show yet.
-    /// `shares_in_namespace`: by the ConfigMap.
+    /// Returns the claim of a Service, read from its status, annotations and spec. `reserved`:
+    /// addresses that this process has chosen for it, which the cache may not show yet.
+    /// `shares_in_namespace`: whether the ConfigMap lets the Services of its namespace share.
     pub fn of(service: &Service, reserved: &[IpAddr], shares_in_namespace: bool) -> Claim {
         let mut claim = Claim {
             key: service.meta.key(),
@@ -176,9 +178,10 @@ impl Claim {
         claim
     }
 
+    /// Adds addresses with this hold, except those that the claim has more firmly.
     fn add(&mut self, addresses: &[IpAddr], hold: Hold) {
         for address in addresses {
-            // The announcer gets another one by DHCP.
+            // 0.0.0.0 stands for an address by DHCP: the announcer gets another one.
             if !address.is_unspecified() && self.hold(*address).is_none() {
                 self.addresses.push((*address, hold));
             }
@@ -189,7 +192,8 @@ impl Claim {
         self.addresses.iter().find(|(own, _)| *own == address).map(|(_, hold)| *hold)
     }
 
-    /// Whether this Service has an address rather than another one, which has or wants it too.
+    /// Whether this Service keeps an address, and not `other`, which has or wants it too: the one
+    /// with the firmer hold keeps it, then the older one.
     pub fn precedes(&self, other: &Claim, address: IpAddr) -> bool {
         let hold = |claim: &Claim| claim.hold(address).unwrap_or(Hold::Requested);
         let order =
@@ -197,7 +201,7 @@ impl Claim {
         order(self) < order(other)
     }
 
-    /// Whether both may have the same address.
+    /// Checks that both Services may have the same address.
     ///
     /// # Errors
     /// Why they may not.
@@ -229,7 +233,9 @@ fn ports(service: &Service) -> BTreeSet<(Box<str>, i32)> {
     ports.iter().map(|port| (port.protocol.as_deref().unwrap_or("TCP").into(), port.port)).collect()
 }
 
-/// Upstream: MetalLB's `BackendKey`.
+/// Returns the pods to which the traffic goes, as far as sharing is concerned: with
+/// `externalTrafficPolicy: Local` those of the selector, else `cluster`. Upstream: MetalLB's
+/// `BackendKey`.
 fn backend(service: &Service) -> Box<str> {
     match service.spec.external_traffic_policy.as_deref() {
         Some("Local") => {

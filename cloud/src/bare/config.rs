@@ -143,6 +143,7 @@ impl AddressType {
 }
 
 impl Address {
+    /// Checks that an IP address is one of a machine, and that no other address is empty.
     fn validate(&self) -> Result<(), String> {
         let is_of_machine =
             |text: &str| text.parse().is_ok_and(|address: IpAddr| !address.is_unspecified());
@@ -225,8 +226,10 @@ fn failures() -> u32 {
 }
 
 impl Config {
+    /// Reads the configuration from a file; without a path it is the default one.
+    ///
     /// # Errors
-    /// With the file, and the field where one is wrong.
+    /// Names the file, and the field where one is wrong.
     pub fn load(path: Option<&Path>) -> Result<Config, String> {
         let Some(path) = path else { return Ok(Config::default()) };
         let fault = |error: String| format!("{}: {error}", path.display());
@@ -234,6 +237,7 @@ impl Config {
         Config::parse(&text).map_err(fault)
     }
 
+    /// Parses the YAML and checks the values; an empty file is the default configuration.
     fn parse(text: &str) -> Result<Config, String> {
         let config: Option<Config> =
             serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
@@ -255,8 +259,8 @@ impl MapName {
     }
 }
 
-/// Whether the API server accepts these as labels of a Node, and the node controller sets them.
-/// `at`: where in the file they are; `places`: zone, region and instance type.
+/// Checks that the API server accepts these as labels of a Node, and that the node controller sets
+/// them. `at`: where in the file they are; `places`: zone, region and instance type.
 fn validate_labels(
     at: &str,
     places: [&String; 3],
@@ -280,6 +284,7 @@ fn validate_labels(
 }
 
 impl Nodes {
+    /// Checks the section `nodes`: labels, machines (no name twice) and the check.
     fn validate(&self) -> Result<(), String> {
         let places = [&self.zone, &self.region, &self.instance_type];
         validate_labels("nodes", places, &self.labels)?;
@@ -303,7 +308,7 @@ impl Nodes {
 }
 
 impl Machine {
-    /// `at`: its place in the file.
+    /// Checks the labels and addresses of one machine. `at`: its place in the file.
     fn validate(&self, at: &str) -> Result<(), String> {
         let places = [&self.zone, &self.region, &self.instance_type];
         validate_labels(at, places, &self.labels)?;
@@ -316,6 +321,7 @@ impl Machine {
 }
 
 impl Check {
+    /// Checks that there is one of tcp, http and https, and that the values make sense together.
     fn validate(&self) -> Result<(), String> {
         let http = |name: &str, http: &Http| match http {
             Http { port: 0, .. } => Some(format!("{name}.port: it is zero")),
@@ -348,7 +354,7 @@ impl Check {
     }
 }
 
-/// Whether a request can have it as its target.
+/// Whether a text can be the target of a request.
 fn is_path_and_query(text: &str) -> bool {
     // A fragment is parsed, and would not be sent.
     !text.contains('#') && text.parse::<PathAndQuery>().is_ok()

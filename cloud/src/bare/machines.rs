@@ -13,7 +13,8 @@ use crate::provider::{Error, InstanceMetadata};
 /// The addresses of the kubelet's flag `--node-ip`. Upstream: `AnnotationAlphaProvidedIPAddr`.
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 
-/// What becomes part of the Node.
+/// Returns what the node controller writes into the Node. What the configuration says of the
+/// machine itself has precedence over what it says of all nodes.
 ///
 /// # Errors
 /// When the Node has no address, or not the id that the configuration asks for.
@@ -36,12 +37,13 @@ pub fn metadata(node: &Node, config: &Nodes) -> Result<InstanceMetadata, Error> 
     })
 }
 
-/// The id that the Node has, or a new one: `bare://` and what the configuration says.
-fn provider_id(node: &Node, of: ProviderId) -> Result<String, Error> {
+/// Returns the id that the Node has, or a new one: `bare://` and the name or id that `kind`
+/// selects.
+fn provider_id(node: &Node, kind: ProviderId) -> Result<String, Error> {
     if !node.spec.provider_id.is_empty() {
         return Ok(node.spec.provider_id.to_string());
     }
-    let (id, what) = match of {
+    let (id, what) = match kind {
         ProviderId::Name => (&*node.meta.name, "name"),
         ProviderId::MachineId => (&*node.status.node_info.machine_id, "machine id"),
         ProviderId::SystemUuid => (&*node.status.node_info.system_uuid, "system uuid"),
@@ -52,11 +54,11 @@ fn provider_id(node: &Node, of: ProviderId) -> Result<String, Error> {
     }
 }
 
-/// The addresses that the kubelet reports, and those of the configuration. Where the kubelet has
-/// `--node-ip`, the internal ones are those: the status may have older ones.
+/// Returns the addresses of `--node-ip`, of the configuration and of the Node's status. Internal
+/// ones in the status count only if there are no others: they may be older.
 fn addresses(node: &Node, config: &Nodes) -> Result<Vec<NodeAddress>, Error> {
     let name: &str = &node.meta.name;
-    let of = |kind: &str, address: &str| NodeAddress {
+    let node_address = |kind: &str, address: &str| NodeAddress {
         address: address.to_owned(),
         type_: kind.to_owned(),
     };
@@ -67,7 +69,7 @@ fn addresses(node: &Node, config: &Nodes) -> Result<Vec<NodeAddress>, Error> {
         .filter(|address| address.parse().is_ok_and(|ip: IpAddr| !ip.is_unspecified()))
         .collect();
     let mut found: Vec<NodeAddress> =
-        provided.iter().map(|address| of("InternalIP", address)).collect();
+        provided.iter().map(|address| node_address("InternalIP", address)).collect();
     let configured = config.machine(name).map(|machine| machine.addresses.as_slice());
     found.extend(configured.unwrap_or_default().iter().map(super::config::Address::of_node));
     let has_internal = found.iter().any(|address| address.type_ == "InternalIP");
@@ -85,7 +87,7 @@ fn addresses(node: &Node, config: &Nodes) -> Result<Vec<NodeAddress>, Error> {
         )));
     }
     if !found.iter().any(|address| address.type_ == "Hostname") {
-        found.push(of("Hostname", name));
+        found.push(node_address("Hostname", name));
     }
     let mut unique = Vec::with_capacity(found.len());
     for address in found {

@@ -110,6 +110,8 @@ impl LoadBalancer for Balancer {
         default_load_balancer_name(service)
     }
 
+    /// Returns the Service's own status if it has addresses, or was given some: nothing else of a
+    /// load balancer exists.
     fn get<'a>(&'a self, service: &'a Service) -> Answer<'a, Option<LoadBalancerStatus>> {
         let status = service.status.load_balancer.clone().unwrap_or_default();
         let has_addresses = status.ingress.as_ref().is_some_and(|ingress| !ingress.is_empty());
@@ -120,6 +122,8 @@ impl LoadBalancer for Balancer {
         Box::pin(async move { Ok(exists.then_some(status)) })
     }
 
+    /// Assigns addresses and returns a status with them, or the present status where the announcer
+    /// writes it.
     fn ensure<'a>(
         &'a self,
         service: &'a Service,
@@ -163,6 +167,7 @@ impl LoadBalancer for Balancer {
     }
 }
 
+/// Returns the failure of an assignment as an error of the provider.
 fn fault(failure: Failure) -> Error {
     match failure {
         Failure::Api(error) => Error::Other(error.into()),
@@ -171,8 +176,8 @@ fn fault(failure: Failure) -> Error {
     }
 }
 
-/// A status with these addresses; the Service's own one if it shows them. With the ports of the
-/// Service: kube-vip announces again when the status lacks them.
+/// Returns a status with these addresses; the Service's own one if it shows them. It has the ports
+/// of the Service: kube-vip announces again when the status lacks them.
 fn status_of(service: &Service, addresses: &[IpAddr]) -> LoadBalancerStatus {
     let ports = service.spec.ports.iter().flatten().map(|port| PortStatus {
         port: port.port,

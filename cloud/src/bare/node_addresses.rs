@@ -38,6 +38,9 @@ pub struct NodeAddresses {
 }
 
 impl NodeAddresses {
+    /// Returns the controller. It syncs a Service when the Service or one of its slices changes,
+    /// and all Services when nodes or the ports of a Service change.
+    ///
     /// # Errors
     /// When there is no client for it.
     pub fn controller(context: &Arc<ControllerContext>) -> Result<Controller, String> {
@@ -71,13 +74,14 @@ impl NodeAddresses {
         Ok(c)
     }
 
+    /// Writes the addresses of the Service's nodes into its status, if they have changed.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(service) = self.services.get(&key) else { return Ok(Next::Done) };
         if !is_balanced(&service) {
             return Ok(Next::Done);
         }
         let nodes = self.nodes.list();
-        let taken = taken(&service, &self.services.list(), &nodes);
+        let taken = taken_nodes(&service, &self.services.list(), &nodes);
         let endpoints = is_local(&service).then(|| self.nodes_with_endpoints(&key));
         let wanted = addresses(&service, &nodes, endpoints.as_ref(), &taken);
         let before = in_status(&service);
@@ -109,6 +113,7 @@ impl NodeAddresses {
         Ok(Next::Done)
     }
 
+    /// Returns the names of the nodes that have a ready endpoint of the Service.
     fn nodes_with_endpoints(&self, service: &ObjectKey) -> BTreeSet<String> {
         let slices = self.slices.in_namespace(&service.namespace);
         let of_service = slices
@@ -123,6 +128,7 @@ impl NodeAddresses {
     }
 }
 
+/// Queues all Services that get addresses from this controller.
 fn add_all(services: &Lister<Service>, queue: &Queue) {
     for service in services.list() {
         if is_balanced(&service) {
@@ -167,7 +173,7 @@ fn is_ready(node: &Node) -> bool {
     node.condition("Ready") == Some("True") && !node.meta.is_being_deleted()
 }
 
-/// The nodes that the Service may use, ready or not.
+/// Returns the nodes that the Service may use by their labels, ready or not.
 fn eligible<'a>(service: &Service, nodes: &'a [Arc<Node>]) -> Vec<&'a Node> {
     let is_labelled = nodes.iter().any(|node| node.meta.labels.contains_key(ENABLE));
     let pool = service.meta.labels.get(POOL).filter(|pool| !pool.is_empty());
@@ -181,8 +187,8 @@ fn eligible<'a>(service: &Service, nodes: &'a [Arc<Node>]) -> Vec<&'a Node> {
     nodes.iter().map(|node| &**node).filter(is_chosen).collect()
 }
 
-/// The nodes on which an older Service has one of the ports, with that Service and port.
-fn taken(
+/// Returns the nodes on which an older Service has one of the ports, with that Service and port.
+fn taken_nodes(
     service: &Service,
     all: &[Arc<Service>],
     nodes: &[Arc<Node>],
@@ -199,7 +205,7 @@ fn taken(
     taken
 }
 
-/// A port that both have: `80/TCP`.
+/// Returns a port that both have, as `80/TCP`.
 fn common_port(one: &Service, other: &Service) -> Option<String> {
     let ports = |service: &Service| -> BTreeSet<(i32, String)> {
         let ports = service.spec.ports.iter().flatten();
@@ -209,8 +215,9 @@ fn common_port(one: &Service, other: &Service) -> Option<String> {
     one.intersection(&other).next().map(|(port, protocol)| format!("{port}/{protocol}"))
 }
 
-/// The addresses of the Service's nodes: the external ones if a node has one. `endpoints`: the nodes
-/// with ready endpoints, where only these count.
+/// Returns the addresses of the ready nodes that the Service uses and no older one takes: the
+/// external ones if any node has one, else the internal ones. `endpoints`: if given, only these
+/// nodes count.
 fn addresses(
     service: &Service,
     nodes: &[Arc<Node>],
@@ -251,7 +258,7 @@ fn unavailable(taken: &[(String, ObjectKey, String)]) -> String {
     }
 }
 
-/// The addresses as Go shows a list.
+/// Formats addresses as Go shows a list.
 fn listed(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     format!("[{}]", texts.join(" "))
@@ -368,12 +375,12 @@ mod tests {
             (vec![service("c", 1, json!({ "type": "ClusterIP" }))], vec!["10.0.0.1", "10.0.0.2"]),
         ] {
             let all = [others, vec![new.clone()]].concat();
-            let taken = taken(&new, &all, &nodes);
+            let taken = taken_nodes(&new, &all, &nodes);
             let found = addresses(&new, &nodes, None, &taken);
             let found: Vec<String> = found.iter().map(IpAddr::to_string).collect();
             assert_eq!(found, expected, "{}", all[0].meta.name);
         }
-        let taken = taken(&new, &[old, new.clone()], &nodes);
+        let taken = taken_nodes(&new, &[old, new.clone()], &nodes);
         assert_eq!(
             unavailable(&taken),
             "There are no available nodes for LoadBalancer: Service ns/old has port 80/TCP"

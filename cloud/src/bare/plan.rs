@@ -98,7 +98,8 @@ enum Policy {
     RequireDual,
 }
 
-/// `pool`: decides for a Service that does not name its families.
+/// Returns the families that a Service's addresses are to have. `pool` decides for a Service that
+/// does not name its families.
 fn families(service: &Service, pool: Option<&Pool>) -> Families {
     let named = service.spec.ip_families.iter().flatten();
     let named: Vec<Family> = named.filter_map(|name| Family::parse(name)).collect();
@@ -119,7 +120,8 @@ fn families(service: &Service, pool: Option<&Pool>) -> Families {
     Families { families, policy }
 }
 
-/// The first claim that keeps `own` from having the address.
+/// Returns the first claim that keeps `own` from having the address, and why the two cannot share
+/// it.
 fn obstacle<'a>(own: &Claim, others: &'a [Claim], address: IpAddr) -> Option<(&'a Claim, String)> {
     let having = others.iter().filter(|other| other.hold(address).is_some());
     having
@@ -127,8 +129,10 @@ fn obstacle<'a>(own: &Claim, others: &'a [Claim], address: IpAddr) -> Option<(&'
         .find_map(|other| Some((other, own.shares(other, address).err()?)))
 }
 
-/// Decides. `own`: the claim of the Service; `others`: those of all other ones. `reserved`: the
-/// addresses that were chosen for it before and that it may not show yet.
+/// Decides which addresses a Service gets: those that a person asks for, else for each family the
+/// one that it had, else one of its pool. `own`: the claim of the Service; `others`: those of all
+/// other ones. `reserved`: the addresses that were chosen for it before and that it may not show
+/// yet.
 ///
 /// # Errors
 /// See [`Refusal`].
@@ -193,7 +197,8 @@ pub fn plan(
     }
 }
 
-/// Whether the Service may have the addresses that it asks for.
+/// Checks that the Service may have the addresses that it asks for. `pool`: the one that it asks
+/// for too.
 fn grant(
     requested: &[IpAddr],
     service: &Service,
@@ -219,7 +224,8 @@ fn grant(
     Ok(())
 }
 
-/// An address of the pool that is free, or that the Service may share.
+/// Chooses the first address of the pool that is free, or that the Service may share. With a DHCP
+/// pool it is 0.0.0.0: the announcer gets one by DHCP.
 fn choose(pool: &Pool, family: Family, own: &Claim, others: &[Claim]) -> Result<IpAddr, Refusal> {
     if !pool.has(family) {
         return Err(Refusal::NoFamily { pool: pool.to_string(), family });
@@ -242,7 +248,8 @@ fn choose(pool: &Pool, family: Family, own: &Claim, others: &[Claim]) -> Result<
     chosen.ok_or_else(|| Refusal::Exhausted { pool: pool.to_string(), family })
 }
 
-/// The first address of the pool that all who have it share with the Service.
+/// Returns the first address of the pool that is used and that all of its Services share with this
+/// one.
 fn shareable(
     ranges: &Ranges,
     order: Order,

@@ -97,13 +97,13 @@ impl Pools {
         self.data.as_ref()?.get(key)
     }
 
-    /// The value of the namespace, or that of all.
+    /// Returns the value that a key with this prefix has for the namespace, or for all.
     fn setting(&self, prefix: &str, namespace: &str) -> Option<&str> {
         let of = |name: &str| self.entry(&format!("{prefix}-{name}"));
         of(namespace).or_else(|| of(GLOBAL))
     }
 
-    /// The pool of a namespace: its own one, or that of all.
+    /// Returns the pool of a namespace: its own one, or that of all.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -111,7 +111,7 @@ impl Pools {
         self.first_of(&[namespace, GLOBAL])
     }
 
-    /// The pool of this name: a namespace, or `global`.
+    /// Returns the pool with this name: a namespace, or `global`.
     ///
     /// # Errors
     /// See [`PoolError`].
@@ -119,6 +119,7 @@ impl Pools {
         self.first_of(&[name])
     }
 
+    /// Returns the pool of the first name that has an entry (`cidr-NAME` or `range-NAME`).
     fn first_of(&self, names: &[&str]) -> Result<Pool, PoolError> {
         if self.data.is_none() {
             return Err(PoolError::NoConfigMap);

@@ -35,8 +35,8 @@ impl Family {
     }
 }
 
-/// Reads an address. `::ffff:10.0.0.1` is the same address as `10.0.0.1`: who announces it takes it
-/// for that one too.
+/// Reads an address. `::ffff:10.0.0.1` is read as `10.0.0.1`: announcers take both for the same
+/// one.
 pub fn parse_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
@@ -66,8 +66,8 @@ struct Range {
 }
 
 impl Range {
-    /// A CIDR. `skip_ends`: without the first and the last address of an IPv4 network that has more
-    /// than two.
+    /// Parses a CIDR. `skip_ends`: without the first and the last address of an IPv4 network that
+    /// has more than two.
     fn parse_cidr(text: &str, skip_ends: bool) -> Option<Range> {
         let (network, length) = text.split_once('/')?;
         let network = parse_address(network)?;
@@ -86,7 +86,7 @@ impl Range {
         Some(range)
     }
 
-    /// `FIRST-LAST`
+    /// Parses `FIRST-LAST`, two addresses of one family.
     fn parse_ends(text: &str) -> Option<Range> {
         let (first, last) = text.split_once('-')?;
         let (first, last) = (parse_address(first.trim())?, parse_address(last.trim())?);
@@ -100,7 +100,8 @@ impl Range {
     }
 }
 
-/// Whether an address may be one of a network or of broadcasts, with any length of its prefix.
+/// Whether an address ends in 0 or 255: it may be one of a network or of broadcasts, with any
+/// length of its prefix.
 fn is_reserved(of: IpAddr) -> bool {
     matches!(of, IpAddr::V4(of) if matches!(of.octets()[3], 0 | 255))
 }
@@ -121,7 +122,7 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// CIDRs and ranges (`FIRST-LAST`), with commas between.
+    /// Parses CIDRs and ranges (`FIRST-LAST`) with commas between, and merges those that overlap.
     ///
     /// # Errors
     /// The part that is neither.
@@ -153,8 +154,8 @@ impl Ranges {
         self.ranges.iter().any(|range| range.family == family)
     }
 
-    /// The first address of a family that is not used. Takes as many steps as there are used
-    /// addresses.
+    /// Returns the first address of a family that is not used. Takes as many steps as there are
+    /// used addresses.
     pub fn first_free(
         &self,
         family: Family,

@@ -36,7 +36,8 @@ fn has_metrics() -> bool {
 /// Upstream: `cloudproviderapi.TaintNodeShutdown`.
 pub const SHUTDOWN: &str = "node.cloudprovider.kubernetes.io/shutdown";
 
-/// The controller `cloud-node-lifecycle-controller`.
+/// Constructs `cloud-node-lifecycle-controller`, which checks all Nodes once a period. It does not
+/// run without a cloud that has instances.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let parts = Parts::of(c)?;
     if parts.cloud.instances().is_none() {
@@ -80,7 +81,7 @@ enum Machine {
 }
 
 impl Lifecycle {
-    /// Upstream: `MonitorNodes`.
+    /// Checks each Node, several at once. Upstream: `MonitorNodes`.
     async fn monitor(self: Arc<Self>) -> Result<(), Error> {
         let start = self.clock.monotonic();
         let mut nodes = self.nodes.list();
@@ -97,6 +98,7 @@ impl Lifecycle {
         Ok(())
     }
 
+    /// Deletes a Node whose machine is gone, and sets or removes the shutdown taint of the others.
     /// Failures are logged: the next period asks again.
     async fn check(&self, node: &Node) {
         // The constructor has checked it.
@@ -125,6 +127,8 @@ impl Lifecycle {
         }
     }
 
+    /// Patches the taints of a Node with those that `change` returns; `None` from it: nothing to
+    /// write.
     async fn change_taint(
         &self,
         node: &Node,
@@ -134,6 +138,7 @@ impl Lifecycle {
         patch(&self.client, &self.clock, node, BACKOFF, body).await.map(drop)
     }
 
+    /// Deletes a Node that the cloud does not have, with an event.
     async fn delete(&self, node: &Node) {
         let name = &node.meta.name;
         let about = ObjectReference { resource_version: 0, ..ObjectReference::to(node) };
@@ -153,7 +158,8 @@ impl Lifecycle {
     }
 }
 
-/// The state, or the question that failed.
+/// Asks the cloud for the state of a machine. An error comes with the question that failed, for the
+/// log.
 async fn machine_of(
     instances: &dyn Instances,
     node: &Node,
@@ -177,7 +183,7 @@ fn count(operation: &str, result: &str) {
     }
 }
 
-/// The value of the label `result`. `no`: that of a call whose answer is no.
+/// Returns the value of the label `result`. `no`: that of a call whose answer is no.
 fn result_of(answer: &Result<bool, provider::Error>, no: &'static str) -> &'static str {
     match answer {
         Ok(true) => "success",
@@ -192,7 +198,7 @@ fn is_shutdown(taint: &Taint) -> bool {
     taint.key == SHUTDOWN && taint.effect == NO_SCHEDULE
 }
 
-/// `None`: it has the taint.
+/// Returns the taints with the shutdown taint; `None`: they have it.
 fn with_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
     let shutdown = Taint { key: SHUTDOWN.into(), effect: NO_SCHEDULE.into(), ..Taint::default() };
     if taints.contains(&shutdown) {
@@ -202,7 +208,7 @@ fn with_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
     Some(others.chain([shutdown]).collect())
 }
 
-/// `None`: it lacks the taint.
+/// Returns the taints without the shutdown taint; `None`: they lack it.
 fn without_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
     let is_there = taints.iter().any(is_shutdown);
     is_there.then(|| taints.iter().filter(|taint| !is_shutdown(taint)).cloned().collect())

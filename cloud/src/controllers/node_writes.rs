@@ -22,9 +22,9 @@ pub const BACKOFF: Backoff = Backoff { attempts: 5, delay: Duration::from_millis
 /// Upstream: `UpdateNodeSpecBackoff`.
 pub const INITIAL_BACKOFF: Backoff = Backoff { attempts: 20, delay: Duration::from_millis(50) };
 
-/// Patches a Node with the body that `change` makes of it: first of the cached one, after a conflict
-/// of the live one. `None`: there is nothing to write, also because the Node is another one by now.
-/// Returns the Node of which the body was made.
+/// Patches a Node with the body that `change` makes of it: first of the cached one, after a
+/// conflict of the live one. Returns the Node of which the body was made; `None`: nothing was
+/// written, as `change` returned no body, or another Node has the name by now.
 pub async fn patch(
     client: &Client,
     clock: &SharedClock,
@@ -52,13 +52,14 @@ pub async fn patch(
     Ok(Some(node))
 }
 
-/// The body that sets the taints of a Node: one field to the API.
+/// Returns the body that sets the taints of a Node: they are one field to the API.
 pub fn with_taints(taints: &[Taint]) -> Value {
-    let taints: Vec<Value> = taints.iter().map(written).collect();
+    let taints: Vec<Value> = taints.iter().map(taint_json).collect();
     json!({ "spec": { "taints": Some(taints).filter(|taints| !taints.is_empty()) } })
 }
 
-fn written(taint: &Taint) -> Value {
+/// Returns a taint as JSON, without its empty fields.
+fn taint_json(taint: &Taint) -> Value {
     let mut written = json!({ "key": taint.key, "effect": taint.effect });
     if !taint.value.is_empty() {
         written["value"] = json!(taint.value);

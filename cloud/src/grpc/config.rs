@@ -63,8 +63,10 @@ fn yes() -> bool {
 }
 
 impl Config {
+    /// Reads the configuration from the file, and the provider's endpoint from it.
+    ///
     /// # Errors
-    /// With the file, and the field where one is wrong.
+    /// Names the file, and the field where one is wrong.
     pub fn load(path: Option<&Path>) -> Result<(Config, Endpoint), String> {
         let path = path.ok_or("--cloud-config is missing: it names the provider's endpoint")?;
         let fault = |error: String| format!("{}: {error}", path.display());
@@ -72,6 +74,7 @@ impl Config {
         Config::parse(&text).map_err(fault)
     }
 
+    /// Parses the YAML and checks the values.
     fn parse(text: &str) -> Result<(Config, Endpoint), String> {
         let config: Config = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
         if config.name.is_empty() || config.name.contains("://") {
@@ -88,6 +91,7 @@ impl Config {
         self.parts.contains(&part)
     }
 
+    /// Returns the socket or the TLS address at which the provider is called.
     fn endpoint(&self) -> Result<Endpoint, String> {
         let fault = |why: &str| format!("endpoint: {:?} {why}", self.endpoint);
         if let Some(path) = self.endpoint.strip_prefix("unix://") {

@@ -19,6 +19,7 @@ fn text(value: &Option<String>) -> String {
     value.clone().unwrap_or_default()
 }
 
+/// Returns a Service as a message.
 pub fn service(of: &Service) -> api::Service {
     let spec = &of.spec;
     let affinity = spec.session_affinity_config.as_ref();
@@ -57,6 +58,7 @@ fn core_address(of: api::NodeAddress) -> core::NodeAddress {
     core::NodeAddress { type_: of.r#type, address: of.address }
 }
 
+/// Returns a Node as a message.
 pub fn node(of: &Node) -> api::Node {
     api::Node {
         name: of.meta.name.to_string(),
@@ -71,6 +73,7 @@ pub fn node(of: &Node) -> api::Node {
     }
 }
 
+/// Returns a route as a message.
 pub fn route(of: &Route) -> api::Route {
     let addresses = of.target_addresses.as_ref();
     api::Route {
@@ -84,6 +87,7 @@ pub fn route(of: &Route) -> api::Route {
     }
 }
 
+/// Returns the route of a message.
 pub fn route_of(message: api::Route) -> Route {
     let addresses = message.target_addresses;
     Route {
@@ -96,8 +100,10 @@ pub fn route_of(message: api::Route) -> Route {
     }
 }
 
+/// Returns the status of a message, with the mode that the API server would set.
+///
 /// # Errors
-/// What the API server would not store.
+/// Names what the API server would not store.
 pub fn status_of(message: api::LoadBalancerStatus) -> Result<core::LoadBalancerStatus, String> {
     let ingress = message.ingress.into_iter().map(|ingress| {
         let api::Ingress { ip, hostname, ip_mode } = ingress;
@@ -120,7 +126,8 @@ pub fn status_of(message: api::LoadBalancerStatus) -> Result<core::LoadBalancerS
     Ok(core::LoadBalancerStatus { ingress: Some(ingress.collect::<Result<_, _>>()?) })
 }
 
-/// `name`: the provider's.
+/// Returns what an answer says of a machine. `name`: the provider's, with which its provider ids
+/// begin.
 ///
 /// # Errors
 /// When the provider id is not one of this provider.

@@ -88,7 +88,8 @@ impl Remote {
         self.cluster_name.to_string()
     }
 
-    /// Compares what the provider is with the configuration, and logs it.
+    /// Asks the provider for its name and version, and logs whether the name is that of the
+    /// configuration.
     async fn describe(&self) -> Result<(), ::grpc::Error> {
         let request = api::DescribeRequest {};
         match self.call::<api::DescribeResponse>(method!("Describe"), request).await {
@@ -108,6 +109,7 @@ impl Remote {
         Ok(())
     }
 
+    /// Asks the provider for the machine of a Node; returns its state, and the whole answer.
     async fn instance(&self, node: &Node) -> Result<(State, api::GetInstanceResponse), Error> {
         let node = Some(messages::node(node));
         let request = api::GetInstanceRequest { cluster_name: self.cluster_name(), node };
@@ -143,7 +145,7 @@ fn malformed(method: &str, what: &str) -> Error {
     Error::other(format!("{}: {what}", name(method)))
 }
 
-/// A failed call, in the interface's terms.
+/// Returns the error of a failed call in the interface's terms.
 fn fault(error: ::grpc::Error) -> Error {
     let message = error.with_causes();
     let ::grpc::Error::Status { code, retry_after, .. } = error else {
@@ -159,8 +161,9 @@ fn fault(error: ::grpc::Error) -> Error {
     }
 }
 
-/// As [`fault`]. The configuration says that the provider has instances: without the call it is not
-/// complete, as in an update, and a Node that waits for it is asked for again.
+/// Does the same as `fault`, but never returns `NotImplemented`. The configuration says that the
+/// provider has instances: without the call it is not complete, as in an update, and a Node that
+/// waits for it is asked for again.
 fn fault_of_instance(error: ::grpc::Error) -> Error {
     let message = error.with_causes();
     match fault(error) {
@@ -169,8 +172,8 @@ fn fault_of_instance(error: ::grpc::Error) -> Error {
     }
 }
 
-/// A deletion of something that does not exist is a success.
-fn deleted<T>(outcome: Result<T, ::grpc::Error>) -> Result<(), Error> {
+/// Returns the outcome of a deletion: something that does not exist is deleted too.
+fn deletion_result<T>(outcome: Result<T, ::grpc::Error>) -> Result<(), Error> {
     match outcome {
         Err(error) if error.is_not_found() => Ok(()),
         outcome => outcome.map(drop).map_err(fault),
@@ -186,6 +189,7 @@ impl Cloud for Remote {
         self.config.has_cluster_id
     }
 
+    /// Returns a controller that calls `describe` until the provider answers; it has no other work.
     fn initialize(&self, context: &Arc<ControllerContext>) -> Result<Vec<Controller>, String> {
         let mut c = Controller::new(Profile::new("grpc-cloud-provider"), context)?;
         let (this, clock) = (self.clone(), c.clock());
@@ -282,7 +286,7 @@ impl LoadBalancer for Remote {
                 service: Some(messages::service(service)),
             };
             let outcome = self.call(method!("DeleteLoadBalancer"), request).await;
-            deleted::<api::DeleteLoadBalancerResponse>(outcome)
+            deletion_result::<api::DeleteLoadBalancerResponse>(outcome)
         })
     }
 }
@@ -336,7 +340,7 @@ impl Routes for Remote {
                 route: Some(messages::route(route)),
             };
             let outcome = self.call(method!("DeleteRoute"), request).await;
-            deleted::<api::DeleteRouteResponse>(outcome)
+            deletion_result::<api::DeleteRouteResponse>(outcome)
         })
     }
 }

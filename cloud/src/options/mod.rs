@@ -114,8 +114,8 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
 }
 
 impl CloudOptions {
-    /// The faults of the flags, a line each. `known_controller`: whether `--controllers` may name it.
-    /// Upstream: `CloudControllerManagerOptions.Validate`.
+    /// Returns the faults of the flags, a line each. `known_controller`: whether `--controllers`
+    /// may name it. Upstream: `CloudControllerManagerOptions.Validate`.
     pub fn problems(&self, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
         // The other manager refuses all clouds but external ones.
         let shared = Options {

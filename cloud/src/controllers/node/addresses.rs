@@ -12,7 +12,7 @@ use crate::objects::Node;
 const PROVIDED_NODE_IP: &str = "alpha.kubernetes.io/provided-node-ip";
 const HOSTNAME: &str = "Hostname";
 
-/// The addresses that the Node should have; `None`: it has them, or the cloud knows none.
+/// Returns the addresses that the Node should have; `None`: it has them, or the cloud knows none.
 ///
 /// # Errors
 /// Why the kubelet's own address is not among those of the cloud.
@@ -30,7 +30,7 @@ pub fn wanted(node: &Node, cloud: Vec<NodeAddress>) -> Result<Option<Vec<NodeAdd
     Ok(Some(addresses).filter(|addresses| by_type(addresses) != by_type(current)))
 }
 
-/// Addresses by type: the order counts within a type alone.
+/// Groups addresses by type: the order counts only within a type.
 fn by_type(addresses: &[NodeAddress]) -> BTreeMap<&str, Vec<&str>> {
     let mut types: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for address in addresses {
@@ -39,8 +39,8 @@ fn by_type(addresses: &[NodeAddress]) -> BTreeMap<&str, Vec<&str>> {
     types
 }
 
-/// The addresses in which those of the kubelet's `--node-ip` come first, and are the only ones of
-/// their types: a machine may have addresses that are of no use to the cluster. Upstream:
+/// Returns the cloud's addresses with those of the kubelet's `--node-ip` first, and as the only
+/// ones of their types: a machine may have addresses that are of no use to the cluster. Upstream:
 /// `GetNodeAddressesFromNodeIP`.
 ///
 /// # Errors
@@ -70,7 +70,7 @@ pub fn preferring_node_ip(
     Ok(preferred.into_iter().chain(others).collect())
 }
 
-/// One address, or one of each family. Upstream: `ParseNodeIPAnnotation`.
+/// Parses one address, or one of each family. Upstream: `ParseNodeIPAnnotation`.
 fn parse_node_ips(text: &str) -> Result<Vec<IpAddr>, String> {
     let parse = |text: &str| parse_ip(text).ok_or_else(|| format!("could not parse {text:?}"));
     let ips: Vec<IpAddr> = text.split(',').map(parse).collect::<Result<_, _>>()?;

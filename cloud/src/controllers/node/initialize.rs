@@ -17,16 +17,17 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 const BETA_REGION: &str = "failure-domain.beta.kubernetes.io/region";
 const REGION: &str = "topology.kubernetes.io/region";
 
-/// The body of the patch that initializes a Node; `None`: it is initialized. Upstream:
+/// Returns the body of the patch that initializes a Node: it removes the taint, and sets the
+/// provider id and labels. `None`: the Node is initialized. Upstream:
 /// `getNodeModifiersFromCloudProvider`.
-pub fn initialized(node: &Node, metadata: &InstanceMetadata) -> Option<Value> {
+pub fn initializing_patch(node: &Node, metadata: &InstanceMetadata) -> Option<Value> {
     if !node.has_taint(UNINITIALIZED) {
         return None;
     }
     let taints: Vec<Taint> =
         node.spec.taints.iter().filter(|taint| taint.key != *UNINITIALIZED).cloned().collect();
     let mut body = with_taints(&taints);
-    // The API server lets it be set once.
+    // The API server lets the field be set once.
     if node.spec.provider_id.is_empty() && !metadata.provider_id.is_empty() {
         body["spec"]["providerID"] = json!(metadata.provider_id);
     }
@@ -37,6 +38,8 @@ pub fn initialized(node: &Node, metadata: &InstanceMetadata) -> Option<Value> {
     Some(body)
 }
 
+/// Returns the labels that the Node gets: of instance type, zone and region, and the additional
+/// ones that are not Kubernetes's and not there yet.
 fn labels<'a>(has: &Labels, metadata: &'a InstanceMetadata) -> BTreeMap<&'a str, &'a str> {
     let mut labels = BTreeMap::new();
     for (value, names) in [
@@ -62,8 +65,8 @@ fn labels<'a>(has: &Labels, metadata: &'a InstanceMetadata) -> BTreeMap<&'a str,
     labels
 }
 
-/// The labels of today that differ from the older ones, with the values of those: the older ones are
-/// the source of truth. Upstream: `labelReconcileInfo`.
+/// Returns the labels of today that differ from the older ones, with the values of those: the older
+/// ones are the source of truth. Upstream: `labelReconcileInfo`.
 pub fn label_updates(labels: &Labels) -> BTreeMap<&'static str, &str> {
     [(BETA_ZONE, ZONE), (BETA_REGION, REGION), (BETA_INSTANCE_TYPE, INSTANCE_TYPE)]
         .into_iter()
@@ -96,7 +99,7 @@ mod tests {
             { "key": "a", "effect": "NoSchedule" },
             { "key": UNINITIALIZED, "value": "true", "effect": "NoSchedule" },
         ]);
-        let body = initialized(&node(json!({ "spec": { "taints": taints } })), &metadata());
+        let body = initializing_patch(&node(json!({ "spec": { "taints": taints } })), &metadata());
         assert_eq!(
             body,
             Some(json!({
@@ -114,8 +117,11 @@ mod tests {
             "spec": { "providerID": "other://1", "taints": [{ "key": UNINITIALIZED, "effect": "NoSchedule" }] },
         });
         let bare = InstanceMetadata { provider_id: "fake://2".into(), ..Default::default() };
-        assert_eq!(initialized(&node(known), &bare), Some(json!({ "spec": { "taints": null } })));
-        assert_eq!(initialized(&node(json!({})), &metadata()), None);
+        assert_eq!(
+            initializing_patch(&node(known), &bare),
+            Some(json!({ "spec": { "taints": null } }))
+        );
+        assert_eq!(initializing_patch(&node(json!({})), &metadata()), None);
     }
 
     #[test]

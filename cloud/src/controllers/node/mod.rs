@@ -17,7 +17,7 @@ use kube_controller_manager::metrics::{Histogram, exponential, metrics};
 use kube_controller_manager::objects::{ObjectKey, PartialObjectMetadata, Resource};
 use serde_json::json;
 
-use self::initialize::{initialized, label_updates};
+use self::initialize::{initializing_patch, label_updates};
 use super::Parts;
 use super::node_writes::{BACKOFF, INITIAL_BACKOFF, patch};
 use crate::objects::Node;
@@ -38,7 +38,8 @@ metrics! {
         "[ALPHA] Number of seconds after node creation when NodeController finished the initial synchronization of a single node.";
 }
 
-/// The controller `cloud-node-controller`.
+/// Constructs `cloud-node-controller`, which syncs Nodes by a queue and updates all addresses once
+/// a period. It does not run without a cloud that has instances.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let parts = Parts::of(c)?;
     if parts.cloud.instances().is_none() {
@@ -84,6 +85,7 @@ impl NodeController {
         self.parts.cloud.instances().ok_or(provider::Error::NotImplemented)
     }
 
+    /// Initializes a Node that has the taint; brings the labels of another one up to date.
     /// Upstream: `syncNode`.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
@@ -94,6 +96,7 @@ impl NodeController {
         Ok(Next::Done)
     }
 
+    /// Writes what the cloud knows into a Node, removes its taint and updates its addresses.
     async fn initialize(&self, node: &Node) -> Result<(), Error> {
         let name = &node.meta.name;
         log::info!("Initializing node {name} with cloud provider");
@@ -121,7 +124,7 @@ impl NodeController {
                  {name:?} is not valid: {fault}"
             ))
         })?;
-        let change = |node: &Node| initialized(node, &metadata);
+        let change = |node: &Node| initializing_patch(node, &metadata);
         let before = patch(&self.client, &self.clock, node, INITIAL_BACKOFF, change).await?;
         // Another Node has its name by now, or another manager has initialized it.
         let Some(before) = before else { return Ok(()) };
@@ -140,7 +143,8 @@ impl NodeController {
         }
     }
 
-    /// What the cloud knows; `None`: another manager initializes the Node.
+    /// Returns what the cloud knows of the machine, always with a provider id; `None`: another
+    /// manager initializes the Node.
     ///
     /// # Errors
     /// As the provider's, and without any provider id: the field can be set only now, and other
@@ -163,7 +167,7 @@ impl NodeController {
         Ok(Some(metadata))
     }
 
-    /// Upstream: `reconcileNodeLabels`.
+    /// Writes the labels of today that differ from the older ones. Upstream: `reconcileNodeLabels`.
     async fn reconcile_labels(&self, node: &Node) -> Result<(), Error> {
         let change = |node: &Node| {
             let updates = label_updates(&node.meta.labels);
@@ -176,7 +180,8 @@ impl NodeController {
         }
     }
 
-    /// Upstream: `UpdateNodeStatus`.
+    /// Asks the cloud for the addresses of each initialized Node and writes those that have
+    /// changed. Upstream: `UpdateNodeStatus`.
     async fn update_all(self: Arc<Self>) -> Result<(), Error> {
         let nodes = self.nodes.list();
         let limit = self.parts.concurrent_node_status_updates;
@@ -200,7 +205,8 @@ impl NodeController {
         Ok(())
     }
 
-    /// Failures are logged: the next period updates again. Upstream: `updateNodeAddress`.
+    /// Writes the addresses of a Node if they have changed. Failures are logged: the next period
+    /// updates again. Upstream: `updateNodeAddress`.
     async fn update_addresses(&self, node: &Node, metadata: InstanceMetadata) {
         let name = &node.meta.name;
         let addresses = match addresses::wanted(node, metadata.node_addresses) {

@@ -38,7 +38,8 @@ const ROUTES: &str = "routes";
 
 const NETWORK_UNAVAILABLE: &str = "NetworkUnavailable";
 
-/// The controller `node-route-controller`.
+/// Constructs `node-route-controller`, which reconciles routes after changes of Nodes or once a
+/// period. It does not run without `--configure-cloud-routes` or a cloud that has routes.
 ///
 /// # Errors
 /// A fault of `--cluster-cidr`.
@@ -76,7 +77,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         let state = this.clone();
         c.watch(&nodes, &queue, move |change: Change<'_, Node>, queue: &Queue<&'static str>| {
             if let Some(trigger) = trigger_of(&change) {
-                state.note(trigger);
+                state.note_trigger(trigger);
                 queue.add_rate_limited(ROUTES);
             }
         });
@@ -91,7 +92,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Why routes may have to change with a Node; `None`: they do not. The periodic resync cleans up.
+/// Returns why routes may have to change with a Node; `None`: they do not. The periodic resync
+/// cleans up.
 fn trigger_of(change: &Change<'_, Node>) -> Option<Trigger> {
     match change {
         Change::Updated { old, new } => {
@@ -144,12 +146,14 @@ struct RouteController {
 }
 
 impl RouteController {
-    fn note(&self, trigger: Trigger) {
+    /// Remembers that the next reconciliation is due to a change of a Node.
+    fn note_trigger(&self, trigger: Trigger) {
         if trigger == Trigger::NodeChange {
             self.has_node_changed.store(true, Ordering::SeqCst);
         }
     }
 
+    /// Reconciles the routes, with the trigger that the watch has noted.
     async fn sync(self: Arc<Self>, _: &'static str) -> SyncResult {
         let trigger = match self.has_node_changed.swap(false, Ordering::SeqCst) {
             true => Trigger::NodeChange,
@@ -158,7 +162,7 @@ impl RouteController {
         let reconciled = self.clone().reconcile(trigger).await;
         if reconciled.is_err() {
             // The retry has the same cause.
-            self.note(trigger);
+            self.note_trigger(trigger);
         }
         reconciled?;
         Ok(Next::Done)
@@ -169,6 +173,7 @@ impl RouteController {
         self.cloud.routes().ok_or(provider::Error::NotImplemented)
     }
 
+    /// Brings the routes up to date and counts that in the metrics.
     async fn reconcile(self: Arc<Self>, trigger: Trigger) -> Result<(), Error> {
         syncs::started();
         let reconciled = self.bring_up_to_date().await;
@@ -235,7 +240,7 @@ impl RouteController {
         }
     }
 
-    /// Whether the route is gone.
+    /// Deletes a route; returns whether it is gone.
     async fn delete(&self, route: &Route) -> bool {
         let Route { name, destination, .. } = route;
         log::info!("Deleting route {name} {destination}");
@@ -250,7 +255,7 @@ impl RouteController {
         true
     }
 
-    /// Whether there is the route now.
+    /// Makes a route to a Node, with an event if that fails; returns whether the route exists now.
     async fn create(&self, node: &Node, route: &Route) -> bool {
         let (hint, name, destination) =
             (node.meta.uid.to_string(), &node.meta.name, &route.destination);
@@ -271,7 +276,8 @@ impl RouteController {
         false
     }
 
-    /// Whether the Node has the condition now. Upstream: `updateNetworkingCondition`.
+    /// Writes the condition `NetworkUnavailable` of a Node unless it shows that already; returns
+    /// false if the write failed. Upstream: `updateNetworkingCondition`.
     async fn write_condition(&self, node: &Node, is_routed: bool) -> bool {
         let (status, reason, message) = match is_routed {
             true => ("False", "RouteCreated", "RouteController created a route"),

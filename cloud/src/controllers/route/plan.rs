@@ -16,7 +16,8 @@ use crate::provider::Route;
 pub struct ClusterRanges(Vec<IpNet>);
 
 impl ClusterRanges {
-    /// One range, or one of each family. Upstream: `processCIDRs`.
+    /// Parses the value of `--cluster-cidr`: one range, or one of each family. Upstream:
+    /// `processCIDRs`.
     ///
     /// # Errors
     /// A fault of the flag.
@@ -52,7 +53,7 @@ impl ClusterRanges {
     }
 }
 
-/// Upstream: `netutils.ParseCIDRSloppy`.
+/// Parses a CIDR as Go does, without its host bits. Upstream: `netutils.ParseCIDRSloppy`.
 fn parse_cidr(text: &str) -> Option<IpNet> {
     let (address, prefix) = text.split_once('/')?;
     let range = IpNet::new(parse_ip(address)?, prefix.parse().ok()?).ok()?;
@@ -77,6 +78,8 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Compares the routes with the ranges of the Nodes: makes those that are missing, and deletes
+    /// those within `ranges` that no Node needs or that lead nowhere.
     pub fn new(nodes: Vec<Arc<Node>>, routes: Vec<Route>, ranges: &ClusterRanges) -> Plan {
         let mut by_node: HashMap<&str, Vec<&Route>> = HashMap::new();
         for route in routes.iter().filter(|route| !route.target_node.is_empty()) {

@@ -25,8 +25,8 @@ pub enum Trigger {
     NodeChange,
 }
 
-/// The values of the labels `outcome` and `trigger`. `reconciled`: whether a route was made or
-/// deleted; a reconciliation that failed in part is an error, as it is for the controller.
+/// Returns the values of the labels `outcome` and `trigger`. `reconciled`: whether a route was made
+/// or deleted; a reconciliation that failed in part is an error, as it is for the controller.
 fn labels<E>(reconciled: &Result<bool, E>, trigger: Trigger) -> [&'static str; 2] {
     let outcome = match reconciled {
         Ok(true) => "changed",
@@ -40,7 +40,7 @@ fn labels<E>(reconciled: &Result<bool, E>, trigger: Trigger) -> [&'static str; 2
     [outcome, trigger]
 }
 
-/// Before 1.37 the count is served at zero too.
+/// Registers the counter of the releases before 1.37, which is served at zero too.
 pub fn register() {
     if followed() < Release::V1_37 {
         register_count();

@@ -50,7 +50,8 @@ metrics! {
         "[ALPHA] A metric measuring the latency for updating each load balancer hosts.";
 }
 
-/// The controller `service-lb-controller`.
+/// Constructs `service-lb-controller`, with a queue of Services and one of node syncs. It does not
+/// run without a cloud that has load balancers.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     let parts = Parts::of(c)?;
     if parts.cloud.load_balancer().is_none() {
@@ -128,7 +129,8 @@ struct Failed {
 }
 
 impl Failed {
-    /// Upstream: `fmt.Errorf("…: %v")`, which hides a `RetryError`.
+    /// Returns a failure without the provider's retry time. Upstream: `fmt.Errorf("…: %v")`, which
+    /// hides a `RetryError`.
     fn hiding(doing: &str, error: impl std::fmt::Display) -> Failed {
         Failed { text: format!("{doing}: {error}"), after: None }
     }
@@ -150,6 +152,8 @@ impl ServiceController {
         self.cloud.load_balancer().ok_or_else(|| provider::Error::NotImplemented.into())
     }
 
+    /// Brings the load balancer of a Service up to date, or deletes that of a Service that is gone.
+    /// Waits for other calls for the same Service; a provider may choose when the next sync is.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let calls = self.records.calls(&key);
         let _calls = calls.lock().await;
@@ -168,6 +172,7 @@ impl ServiceController {
         }
     }
 
+    /// Ensures or cleans up the load balancer of a Service that exists, and records the Service.
     /// Upstream: `processServiceCreateOrUpdate`.
     async fn create_or_update(&self, key: &ObjectKey, service: Arc<Service>) -> Result<(), Failed> {
         if let Some(known) = self.records.service(key)
@@ -194,7 +199,7 @@ impl ServiceController {
         synced
     }
 
-    /// The Service is gone, and nothing held it until its load balancer was gone too. Upstream:
+    /// Deletes the load balancer of a Service that went without its finalizer. Upstream:
     /// `processServiceDeletion`.
     async fn clean_up_deleted(&self, key: &ObjectKey) -> Result<(), Failed> {
         let Some(known) = self.records.service(key) else { return Ok(()) };
@@ -203,7 +208,8 @@ impl ServiceController {
         Ok(())
     }
 
-    /// Upstream: `processLoadBalancerDelete`.
+    /// Deletes the load balancer of a former Service, if it wanted one. Upstream:
+    /// `processLoadBalancerDelete`.
     async fn delete_of(&self, service: &Service) -> Result<(), Failed> {
         if !wants_load_balancer(service) {
             return Ok(());
@@ -218,6 +224,8 @@ impl ServiceController {
         Ok(())
     }
 
+    /// Deletes the load balancer of a Service that no longer wants one or is being deleted, then
+    /// removes the finalizer and the addresses in the status.
     async fn clean_up(&self, key: &ObjectKey, service: &Service) -> Result<(), Failed> {
         let balancer = self.balancer()?;
         let found = balancer.get(service).await.map_err(|error| {
@@ -247,6 +255,8 @@ impl ServiceController {
         self.write_status(key, service, &LoadBalancerStatus::default()).await
     }
 
+    /// Sets the finalizer, makes the load balancer what the Service asks for, and writes its
+    /// status.
     async fn ensure(&self, key: &ObjectKey, service: &Service) -> Result<(), Failed> {
         self.recorder.normal(service, "EnsuringLoadBalancer", "Ensuring load balancer");
         // First: no Service goes before the load balancer that is made for it.
@@ -290,6 +300,7 @@ impl ServiceController {
         self.recorder.warning(service, "UnAvailableLoadBalancer", message);
     }
 
+    /// Writes the status of the load balancer into the Service, unless the Service shows it.
     async fn write_status(
         &self,
         key: &ObjectKey,
@@ -303,7 +314,7 @@ impl ServiceController {
         let ingress = status.ingress.as_ref().filter(|ingress| !ingress.is_empty());
         let change = json!({ "loadBalancer": { "ingress": ingress } });
         match self.patch(service, json!({}), change).await {
-            // It went with its finalizer.
+            // The Service went when its finalizer was removed.
             Err(error) if error.is_not_found() => Ok(()),
             Err(error) => Err(Failed::hiding("failed to update load balancer status", error)),
             Ok(version) => {
@@ -313,8 +324,9 @@ impl ServiceController {
         }
     }
 
-    /// Returns the new version. Also finalizers are patched under `/status`: the controller's role
-    /// has no other right to write. Upstream: `servicehelper.PatchService`.
+    /// Patches the metadata and status of a Service and returns its new version. Finalizers are
+    /// patched under `/status` too: the controller's role has no other right to write. Upstream:
+    /// `servicehelper.PatchService`.
     async fn patch(
         &self,
         service: &Service,
@@ -346,8 +358,8 @@ impl ServiceController {
         Ok(Next::Done)
     }
 
-    /// Whether nothing is left to do: the load balancer has these targets, or does not exist.
-    /// Upstream: `nodeSyncService`.
+    /// Gives the load balancer of a Service the nodes of the cache, if they have changed. Returns
+    /// false if that failed and the Service must be synced. Upstream: `nodeSyncService`.
     async fn update_targets(&self, key: &ObjectKey) -> bool {
         let calls = self.records.calls(key);
         let _calls = calls.lock().await;
@@ -376,7 +388,8 @@ impl ServiceController {
         updated.is_ok()
     }
 
-    /// Upstream: `lockedUpdateLoadBalancerHosts`.
+    /// Calls the provider with the new targets and sends an event of the outcome. A failure for a
+    /// load balancer that does not exist is ignored. Upstream: `lockedUpdateLoadBalancerHosts`.
     async fn update(
         &self,
         service: &Service,

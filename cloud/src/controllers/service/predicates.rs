@@ -15,7 +15,8 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 /// The cluster autoscaler sets it on a node that it is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// A Service with a class leaves its load balancer to the controller of that class.
+/// Whether this controller makes a load balancer for a Service. A Service with a class leaves that
+/// to the controller of the class.
 pub fn wants_load_balancer(service: &Service) -> bool {
     service.is_load_balancer() && service.spec.load_balancer_class.is_none()
 }
@@ -53,14 +54,14 @@ fn list<T>(list: &Option<Vec<T>>) -> &[T] {
     list.as_deref().unwrap_or_default()
 }
 
-/// Whether a status is to be written. `written`: the version of the Service that the last one made; a
-/// Service of the cache that is older does not say what its status is.
+/// Whether a status is to be written. `written`: the version of the Service that the last write
+/// made; a Service of the cache that is older does not show its present status.
 pub fn needs_status(service: &Service, status: &LoadBalancerStatus, written: u64) -> bool {
     let is_older = service.meta.resource_version < written;
     is_older || !same_status(service.status.load_balancer.as_ref(), status)
 }
 
-/// Absent and empty lists of addresses are the same.
+/// Whether two statuses have the same addresses. Absent and empty lists are the same.
 fn same_status(old: Option<&LoadBalancerStatus>, new: &LoadBalancerStatus) -> bool {
     let ingress = |status: &LoadBalancerStatus| -> Vec<LoadBalancerIngress> {
         status.ingress.clone().unwrap_or_default()
@@ -106,7 +107,7 @@ impl TargetSet {
     }
 }
 
-/// The names of up to 20 nodes, as Go prints a list. Upstream: `loggableNodeNames`.
+/// Formats the names of up to 20 nodes, as Go prints a list. Upstream: `loggableNodeNames`.
 pub fn shown_names(targets: &[Arc<Node>]) -> String {
     const MOST: usize = 20;
     let mut names: Vec<String> =

@@ -31,7 +31,7 @@ struct Record {
 }
 
 impl Records {
-    /// The lock that calls for a Service hold, so that none overlap.
+    /// Returns the lock that calls for a Service hold, so that none overlap.
     pub fn calls(&self, key: &ObjectKey) -> Arc<async_lock::Mutex<()>> {
         self.records.lock().entry(key.clone()).or_default().calls.clone()
     }
@@ -44,7 +44,7 @@ impl Records {
         self.records.lock().entry(key.clone()).or_default().service = Some(service);
     }
 
-    /// One copy of equal sets.
+    /// Returns a shared copy of the set: one for all equal sets in a row.
     pub fn shared(&self, targets: TargetSet) -> Arc<TargetSet> {
         let mut latest = self.latest.lock();
         if **latest != targets {
@@ -70,7 +70,8 @@ impl Records {
         self.records.lock().entry(key.clone()).or_default().status = version;
     }
 
-    /// Its load balancer is gone.
+    /// Empties the record of a Service whose load balancer is gone. The record itself stays for its
+    /// lock.
     pub fn remove(&self, key: &ObjectKey) {
         if let Some(record) = self.records.lock().get_mut(key) {
             (record.service, record.targets, record.status) = (None, None, 0);
