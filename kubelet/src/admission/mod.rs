@@ -74,8 +74,8 @@ pub fn admit(pod: &Pod, inputs: &Inputs<'_>) -> Result<Admitted, Rejection> {
     Ok(admitted)
 }
 
-/// Chooses other pods that end for a critical one that lacks only resources. Upstream:
-/// `HandleAdmissionFailure`.
+/// Chooses other pods that end for a critical pod that lacks only resources. A pod that is not
+/// critical is rejected by its first misfit. Upstream: `HandleAdmissionFailure`.
 fn make_room(
     pod: &Pod,
     misfits: Vec<Rejection>,

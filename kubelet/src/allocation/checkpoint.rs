@@ -92,6 +92,7 @@ impl Checkpoint {
         self.change(uid, |record| record.pod_level_resources = Some(resources)).await
     }
 
+    /// Changes the record of a pod in memory, and writes the file.
     async fn change(&self, uid: &Uid, change: impl FnOnce(&mut PodResources)) -> Result<(), Error> {
         change(self.pods.lock().entry(uid.to_string()).or_default());
         self.write().await
@@ -127,6 +128,7 @@ impl Checkpoint {
 
 type Restored = (BTreeMap<String, PodResources>, Option<u64>);
 
+/// Parses the content of the file and checks it; returns the pods and the checksum.
 fn restore(path: &Path, content: &[u8]) -> Result<Restored, Error> {
     let malformed = |source| Error::Malformed { path: path.to_owned(), source };
     let File { data, checksum: expected } = serde_json::from_slice(content).map_err(malformed)?;

@@ -114,13 +114,12 @@ impl ResizeConditions {
         is_new
     }
 
-    /// Returns whether a resize has waited.
+    /// Records that no resize waits. Returns whether one has waited.
     pub fn clear_pending(&self, uid: &str) -> bool {
         self.take(uid, |state| state.pending.take()).is_some()
     }
 
-    /// Records that a resize that was allocated begins: of an earlier one nothing is known any
-    /// more.
+    /// Records that a resize that was allocated begins, and drops what is known of an earlier one.
     pub fn begin(&self, uid: &Uid, generation: Option<i64>, now: Timestamp) {
         let mut pods = self.pods.lock();
         let state = pods.entry(uid.clone()).or_default();
@@ -136,8 +135,8 @@ impl ResizeConditions {
         state.in_progress.get_or_insert_with(new);
     }
 
-    /// Records that a resize under way has failed. Returns the generation of its pod when the
-    /// message is new.
+    /// Records that a resize under way has failed. Returns the generation of its pod, which may be
+    /// unknown; the outer `None`: the message is not new, so that no event is due.
     pub fn fail(
         &self,
         uid: &Uid,
@@ -162,7 +161,8 @@ impl ResizeConditions {
         (!is_same).then_some(generation)
     }
 
-    /// Records that no resize is under way. Returns the generation of the pod of one that was.
+    /// Records that no resize is under way. Returns the generation of the pod, which may be
+    /// unknown; the outer `None`: none was under way.
     pub fn complete(&self, uid: &str) -> Option<Option<i64>> {
         let condition = self.take(uid, |state| state.in_progress.take())?;
         Some(condition.generation)

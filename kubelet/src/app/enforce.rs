@@ -256,9 +256,10 @@ pub fn start(
     Ok(())
 }
 
+/// Limits the cgroup of a reservation, which must exist.
 fn limit_reservation(cgroups: &Cgroups, cgroup: &str, limits: Limits) -> Result<(), String> {
     if limits == Limits::default() {
-        // Upstream: there is no list.
+        // A reservation without amounts is refused, as upstream does it.
         return Err(format!("{cgroup:?} cgroup is not configured properly"));
     }
     cgroups.limit_existing(cgroup, limits).map_err(|error| error.to_string())

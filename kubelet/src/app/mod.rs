@@ -83,7 +83,8 @@ const DECLARED_FEATURES: [&str; 3] = [
     "RestartAllContainersOnContainerExits",
 ];
 
-/// The program: does what its arguments ask for. Call it once, from no task.
+/// Parses the arguments and runs the kubelet, or prints the help, the version or the error. Call it
+/// once, from no task.
 pub fn main(args: &[String]) -> ExitCode {
     match options::parse(args) {
         Ok(Command::Run(settings)) => task::run(1, run(*settings)),
@@ -118,6 +119,8 @@ async fn run(settings: Settings) -> ExitCode {
     }
 }
 
+/// Gets the node's identity and serves as that node until a signal, or until the client certificate
+/// is lost.
 async fn start(
     settings: Settings,
     set_verbosity: SetVerbosity,
@@ -156,7 +159,8 @@ struct Secure {
     set_verbosity: SetVerbosity,
 }
 
-/// Keeps pods, as the node with this identity.
+/// Builds the parts of the kubelet, starts their tasks and ports, and runs the sync loop until the
+/// kubelet is stopped.
 async fn serve(
     settings: Settings,
     machine: MachineInfo,
@@ -402,7 +406,7 @@ async fn serve(
         }
         None => None,
     };
-    systemd.started(&kubelet);
+    systemd.report_started(&kubelet);
     log::info!("Starting kubelet main sync loop on node {}", node.name);
     kubelet.run(updates, results, stop).await;
     for server in [health, read_only, secure].into_iter().flatten() {
@@ -524,6 +528,8 @@ fn resources(
     Ok(resources)
 }
 
+/// Returns the clients of the runtime and of its images. They share a channel, unless the
+/// configuration names another socket for images.
 fn connect(
     configuration: &Configuration,
     clock: &SharedClock,
@@ -539,6 +545,7 @@ fn connect(
     Ok((RuntimeService::new(channel, deadline), ImageService::new(images, deadline)))
 }
 
+/// Returns the path of the socket that an endpoint names.
 fn socket(flag: &'static str, endpoint: &str) -> Result<PathBuf, Error> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     match Path::new(path).is_absolute() {
@@ -676,6 +683,7 @@ fn start_sources(
     Ok(sources)
 }
 
+/// Parses the headers that are sent to `--manifest-url`.
 fn headers(configuration: &Configuration) -> Result<HeaderMap, Error> {
     let mut headers = HeaderMap::new();
     for (name, values) in &configuration.static_pod_url_header.0 {
@@ -700,6 +708,7 @@ fn node_name(settings: &Settings) -> String {
     name.trim().to_lowercase()
 }
 
+/// Returns what the other parts of the kubelet need of their node.
 fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
     let configuration = &settings.configuration;
     let resolver = Some(&configuration.resolv_conf).filter(|file| !file.is_empty());

@@ -28,7 +28,7 @@ pub(super) struct Systemd {
 }
 
 impl Systemd {
-    /// As the environment says.
+    /// Reads from the environment what systemd expects of this program.
     ///
     /// # Errors
     /// A variable cannot be used.
@@ -44,8 +44,8 @@ impl Systemd {
         })
     }
 
-    /// The kubelet runs: from now on its health counts.
-    pub(super) fn started(&self, kubelet: &Arc<Kubelet>) {
+    /// Reports to systemd that the kubelet runs. From now on its health counts for the watchdog.
+    pub(super) fn report_started(&self, kubelet: &Arc<Kubelet>) {
         // It starts once.
         let _ = self.kubelet.set(kubelet.clone());
         if let Err(error) = self.notify("READY=1") {
@@ -74,7 +74,7 @@ impl Systemd {
         }
     }
 
-    /// A datagram to systemd, which takes it at once.
+    /// Sends a datagram to systemd, which takes it at once; nothing without a socket.
     fn notify(&self, text: &str) -> io::Result<()> {
         let Some(socket) = &self.socket else { return Ok(()) };
         let from = UnixDatagram::unbound()?;
@@ -83,7 +83,7 @@ impl Systemd {
     }
 }
 
-/// A path, or after `@` a name without a file.
+/// Parses the name of systemd's socket: a path, or after `@` a name without a file.
 fn address(name: &str) -> io::Result<SocketAddr> {
     match name.strip_prefix('@') {
         Some(name) => SocketAddr::from_abstract_name(name),
@@ -91,8 +91,8 @@ fn address(name: &str) -> io::Result<SocketAddr> {
     }
 }
 
-/// The time of a watchdog, in microseconds; `pid`: of the process that it watches. Upstream:
-/// `SdWatchdogEnabled`.
+/// Returns the time of the watchdog, given in microseconds; `None`: no watchdog, or one of another
+/// process than `own`. Upstream: `SdWatchdogEnabled`.
 fn watchdog(
     timeout: Option<&str>,
     pid: Option<&str>,

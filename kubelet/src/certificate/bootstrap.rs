@@ -55,8 +55,8 @@ pub struct Configs {
 
 impl Places {
     /// Loads the client's configuration, and the one with which certificates are requested. Without
-    /// a usable kubeconfig it is written, for the certificate to come, and the bootstrap credential
-    /// is used until then.
+    /// a usable kubeconfig, writes one for the certificate to come; the bootstrap credential is
+    /// used until then.
     pub(super) fn configs(&self, clock: &SharedClock) -> Result<Configs, Error> {
         let load = |path: &Path, which| {
             Config::from_kubeconfig(path, None, None)
@@ -94,7 +94,7 @@ impl Places {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
             Err(error) => return Err(Error::file(path)(error)),
         }
-        let fault = usable(path, clock).err();
+        let fault = check_usable(path, clock).err();
         if let Some(fault) = &fault {
             log::error!("the kubeconfig {} cannot be used: {fault}", path.display());
         }
@@ -222,8 +222,8 @@ fn target(path: &Path) -> PathBuf {
     fs::canonicalize(path).ok().or_else(linked).unwrap_or_else(|| path.to_owned())
 }
 
-/// Checks that a kubeconfig can be used. `Err`: why not.
-fn usable(path: &Path, clock: &SharedClock) -> Result<(), String> {
+/// Checks that a kubeconfig can be used, with a certificate that is not expired. `Err`: why not.
+fn check_usable(path: &Path, clock: &SharedClock) -> Result<(), String> {
     let config = Config::from_kubeconfig(path, None, None).map_err(|error| error.to_string())?;
     // Reads all of its files.
     Client::new(config.clone(), clock.clone()).map_err(|error| error.to_string())?;

@@ -86,17 +86,17 @@ impl ClientCertificate {
     /// credential or with what an administrator has placed. `client` is made of the configuration.
     pub async fn run(self, client: Client) -> &'static str {
         let (bootstrap, clock) = (self.bootstrap, self.clock.clone());
-        let by = move |has_certificate| match has_certificate {
+        let client_for = move |has_certificate| match has_certificate {
             true => Ok(client.clone()),
             false => Client::new(bootstrap.clone(), clock.clone()),
         };
-        let renewing = async { match self.manager.run(Box::new(by)).await {} };
-        lost(&self.manager, &self.clock).or(renewing).await
+        let renewing = async { match self.manager.run(Box::new(client_for)).await {} };
+        wait_for_loss(&self.manager, &self.clock).or(renewing).await
     }
 }
 
-/// Returns the reason once the certificate is lost. Upstream: `addCertRotation`.
-async fn lost(manager: &Manager, clock: &SharedClock) -> &'static str {
+/// Waits until the certificate is lost, and returns the reason. Upstream: `addCertRotation`.
+async fn wait_for_loss(manager: &Manager, clock: &SharedClock) -> &'static str {
     let mut since = None;
     loop {
         let changed = manager.listen();
@@ -159,7 +159,7 @@ mod tests {
         let clock = FakeClock::new(NOW);
         let manager = manager(&folder, &clock);
         let shared: SharedClock = clock.clone();
-        let mut lost = Box::pin(lost(&manager, &shared));
+        let mut lost = Box::pin(wait_for_loss(&manager, &shared));
         let mut is_lost_after = |time: Duration| {
             let end = clock.monotonic() + time;
             while clock.monotonic() < end {
@@ -185,7 +185,7 @@ mod tests {
         let manager = manager(&folder, &clock);
         manager.note_answer(&answer(401));
         let shared: SharedClock = clock.clone();
-        let mut lost = Box::pin(lost(&manager, &shared));
+        let mut lost = Box::pin(wait_for_loss(&manager, &shared));
         for _ in 0..31 {
             assert!(block_on(poll_once(&mut lost)).is_none());
             clock.advance(LOSS_PERIOD);

@@ -159,6 +159,7 @@ pub async fn wait(
     }
 }
 
+/// A failure while waiting: a final one, or one after which the wait continues.
 enum Fault {
     Final(Error),
     Passing(String),
@@ -170,7 +171,8 @@ impl From<client::Error> for Fault {
     }
 }
 
-/// Reads the request, and watches it until the watch ends.
+/// Reads the request and watches it until it has a certificate; `None`: the server has ended the
+/// watch before.
 async fn follow(client: &Client, submitted: &Submitted) -> Result<Option<Vec<u8>>, Fault> {
     let requests = client.resource(&CertificateSigningRequest::RESOURCE);
     let field_selector = Some(format!("metadata.name={}", submitted.name));

@@ -58,7 +58,8 @@ impl Wanted {
     }
 }
 
-/// The client for a request, for which there is a valid certificate or not.
+/// Returns the client for a request. The argument: whether there is a valid certificate for the
+/// client to show.
 pub type ClientFn = Box<dyn Fn(bool) -> client::Result<Client> + Send + Sync>;
 
 /// The purpose of a certificate.
@@ -155,6 +156,7 @@ impl Manager {
         self.changed.listen()
     }
 
+    /// Makes a certificate the current one, and chooses when it is replaced.
     fn set(&self, pair: Arc<Pair>) {
         self.purpose.metrics.set_expiration(pair.leaf.not_after());
         self.shown.set(pair.certificate.clone(), pair.key.clone());
