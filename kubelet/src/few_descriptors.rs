@@ -2,8 +2,8 @@
 
 use std::process::Command;
 
-/// Returns whether this process may open only as many descriptors as `limit`. If not, the test of
-/// this name passes in one that may.
+/// Returns true in a process that may open only `limit` descriptors. Else runs the test of this
+/// name in such a process, and returns false once it has passed.
 pub fn has_few_descriptors(test: &str, limit: u32) -> bool {
     const FEW: &str = "KUBELET_FEW_DESCRIPTORS";
     if std::env::var_os(FEW).is_some() {

@@ -65,7 +65,7 @@ impl Target {
     /// # Errors
     /// When `url` is not an absolute URL of HTTP or HTTPS.
     pub fn parse(url: &str) -> Result<Target, Error> {
-        Target::of(&parsed(url)?)
+        Target::of(&parse_url(url)?)
     }
 
     /// Returns what a URL of http or https refers to.
@@ -85,9 +85,10 @@ impl Target {
     }
 
     fn url(&self) -> Result<Url, Error> {
-        parsed(&self.to_string())
+        parse_url(&self.to_string())
     }
 
+    /// Returns the host and port as a URL has them: without the port if it is the scheme's.
     fn authority(&self) -> String {
         let host = &self.host;
         let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
@@ -106,7 +107,7 @@ impl fmt::Display for Target {
     }
 }
 
-fn parsed(url: &str) -> Result<Url, Error> {
+fn parse_url(url: &str) -> Result<Url, Error> {
     Url::parse(url).map_err(|source| Error::NotUrl { text: url.to_owned(), source })
 }
 
@@ -230,6 +231,7 @@ pub async fn get(
     max_bytes: usize,
 ) -> Result<Answer, Error> {
     let (mut target, mut headers) = (first.clone(), headers.clone());
+    // Go's client ignores this header; that of probes takes its host from it.
     if policy == TrustPolicy::SystemAuthorities {
         headers.remove(HOST);
     }
@@ -244,6 +246,7 @@ pub async fn get(
         if policy == TrustPolicy::AnyCertificate && next.host_str() != from.host_str() {
             return Ok(answer);
         }
+        // As in Go's client, the header only stays after a redirect that names no host.
         if Url::parse(&location).is_ok() {
             headers.remove(HOST);
         }

@@ -31,8 +31,8 @@ const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 3
 /// `ProberDuration`.
 pub static PROBES: LazyLock<ProbeMetrics> = LazyLock::new(ProbeMetrics::new);
 
-/// A metric that is not registered.
-fn made<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
+/// Creates a metric that is not registered: it is on a page of its own.
+fn unregistered<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
     let spec = Spec { name, help, labels, buckets: Vec::new() };
     M::new(spec).expect("the names are valid")
 }
@@ -51,12 +51,12 @@ impl ProbeMetrics {
 
     fn new() -> ProbeMetrics {
         ProbeMetrics {
-            results: made(
+            results: unregistered(
                 "prober_probe_total",
                 "[BETA] Cumulative number of a liveness, readiness or startup probe for a container by result.",
                 &["probe_type", "container", "pod", "namespace", "result", "pod_uid"],
             ),
-            duration: made(
+            duration: unregistered(
                 "prober_probe_duration_seconds",
                 "[ALPHA] Duration in seconds for a probe response.",
                 &["probe_type", "container", "pod", "namespace"],
@@ -85,7 +85,7 @@ impl ProbeMetrics {
         let _ = self.duration.remove_label_values(&probe);
     }
 
-    /// The page, as text.
+    /// Renders the page as text.
     pub fn render(&self) -> Vec<u8> {
         text(&[self.results.collect(), self.duration.collect()].concat())
     }
@@ -112,7 +112,8 @@ pub enum CertificateMetrics {
     Serving,
 }
 
-/// The ends of the certificates' lives; `None` inside: there is no certificate yet.
+/// The ends of the certificates' lives. The outer `None`: the metrics are not served; the inner
+/// one: there is no certificate yet.
 static EXPIRATIONS: Mutex<[Option<Option<Timestamp>>; 2]> = Mutex::new([None; 2]);
 
 const NO_LABELS: [&str; 0] = [];
@@ -162,12 +163,12 @@ impl CertificateMetrics {
 /// Renders all metrics but those of probes as text.
 pub fn render(now: Timestamp) -> Vec<u8> {
     let expirations = *EXPIRATIONS.lock();
-    for of in [CertificateMetrics::Client, CertificateMetrics::Serving] {
-        if let Some(end) = expirations[of as usize] {
+    for certificate in [CertificateMetrics::Client, CertificateMetrics::Serving] {
+        if let Some(end) = expirations[certificate as usize] {
             // Whole seconds, rounded towards zero.
             let rest = |end: Timestamp| ((end.as_micros() - now.as_micros()) / 1_000_000) as f64;
             let rest = end.map_or(f64::INFINITY, rest);
-            of.time_to_live().with_label_values(&NO_LABELS).set(rest);
+            certificate.time_to_live().with_label_values(&NO_LABELS).set(rest);
         }
     }
     metrics::render()
@@ -185,8 +186,8 @@ const VOLUME_STATS: [(&str, &str); 6] = [
     ("kubelet_volume_stats_inodes_used", "[ALPHA] Number of used inodes in the volume"),
 ];
 
-/// What volumes hold, by namespace and claim, and how many there are, by plugin and state: as text.
-/// Upstream: `volumeStatsCollector`, `totalVolumesCollector`.
+/// Renders as text what volumes hold, by namespace and claim, and how many there are, by plugin and
+/// state. Upstream: `volumeStatsCollector`, `totalVolumesCollector`.
 pub fn volumes(
     claims: &BTreeMap<(String, String), ClaimAmounts>,
     counts: &BTreeMap<(String, &'static str), i64>,
@@ -194,7 +195,7 @@ pub fn volumes(
     // A metric without series has no text.
     let mut families = Vec::new();
     for (at, (name, help)) in VOLUME_STATS.iter().enumerate().filter(|_| !claims.is_empty()) {
-        let gauge: GaugeVec = made(name, help, &["namespace", "persistentvolumeclaim"]);
+        let gauge: GaugeVec = unregistered(name, help, &["namespace", "persistentvolumeclaim"]);
         for ((namespace, claim), amounts) in claims {
             gauge.with_label_values(&[namespace, claim]).set(amounts[at] as f64);
         }
@@ -203,7 +204,7 @@ pub fn volumes(
     if !counts.is_empty() {
         let help = "[ALPHA] Number of volumes in Volume Manager";
         let gauge: IntGaugeVec =
-            made("volume_manager_total_volumes", help, &["plugin_name", "state"]);
+            unregistered("volume_manager_total_volumes", help, &["plugin_name", "state"]);
         for ((plugin, state), count) in counts {
             gauge.with_label_values(&[plugin.as_str(), *state]).set(*count);
         }
@@ -212,8 +213,8 @@ pub fn volumes(
     text(&families)
 }
 
-/// Observes the start of a pod, since its creation. `own`: without images and init containers;
-/// `None`: its volumes may take any time.
+/// Observes how long the start of a pod took since its creation. `own`: without images and init
+/// containers; `None`: its volumes may take any time.
 pub fn observe_start(total: Duration, own: Option<Duration>) {
     POD_START_TOTAL.with_label_values(&NO_LABELS).observe(total.as_secs_f64());
     if let Some(own) = own {
@@ -221,7 +222,7 @@ pub fn observe_start(total: Duration, own: Option<Duration>) {
     }
 }
 
-/// The start of a pod with a network of its own; only the first one counts.
+/// Sets how long the first pod with a network of its own took to start; later calls are ignored.
 pub fn set_first_network_start(own: Duration) {
     static IS_SET: AtomicBool = AtomicBool::new(false);
     if !IS_SET.swap(true, Ordering::Relaxed) {
@@ -407,7 +408,7 @@ pub fn set_shutdown(start: f64, end: f64) {
     SHUTDOWN_END.with_label_values(&NO_LABELS).set(end);
 }
 
-/// The label of a pod: `true` or empty.
+/// Returns the label `static` of a pod: `true` or empty.
 pub fn static_label(is_static: bool) -> &'static str {
     if is_static { "true" } else { "" }
 }

@@ -53,6 +53,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct ServingCertificate(Arc<Source>);
 
+/// Where the served certificate is from.
 enum Source {
     Files(Files),
     Requested { manager: Manager, wanted: Wanted, node: String },
@@ -98,7 +99,7 @@ impl ServingCertificate {
             (true, has_certificate, has_key) => {
                 let files =
                     (has_certificate && has_key).then(|| (certificate.clone(), key.clone()));
-                requested(folder, files, node, clock)?
+                open_requested(folder, files, node, clock)?
             }
             (false, false, false) => {
                 let (certificate, key) = self_signed_files(folder, node, clock.now())?;
@@ -152,7 +153,7 @@ impl ResolvesServerCert for ServingCertificate {
 
 /// Opens the store of a serving certificate that the API server signs; a stored one is used unless
 /// it has expired.
-fn requested(
+fn open_requested(
     folder: &Path,
     files: Option<(PathBuf, PathBuf)>,
     node: &str,

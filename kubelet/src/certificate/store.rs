@@ -146,6 +146,7 @@ impl Store {
     pub fn update(&self, pair: &Pair, now: Timestamp) -> Result<(), Error> {
         fs::create_dir_all(&self.folder).map_err(Error::file(&self.folder))?;
         let (current, updated) = (self.current_path(), self.updated_path());
+        // Something else than a link is not the store's: it is an error.
         is_link(&current)?;
         if is_link(&updated)? {
             fs::remove_file(&updated).map_err(Error::file(&updated))?;

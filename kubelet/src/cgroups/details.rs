@@ -107,7 +107,7 @@ impl Files<'_> {
         number(&self.text(controller, file)?)
     }
 
-    /// Reads a limit. 0: absent, or without limit.
+    /// Reads a limit. 0: its file is absent, or it limits nothing.
     fn limit(&self, controller: &str, file: &str) -> u64 {
         let limit = self.number(controller, file);
         limit.filter(|limit| *limit < UNBOUNDED.unsigned_abs()).unwrap_or(0)

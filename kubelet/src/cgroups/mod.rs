@@ -63,6 +63,7 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Returns these limits and those of huge pages as the limits of a cgroup.
     fn resources(self, huge_pages: Vec<(String, i64)>) -> Resources {
         Resources {
             cpu_shares: self.milli_cpus.map(resources::shares),
@@ -91,6 +92,7 @@ impl Cgroups {
         }
     }
 
+    /// Returns the cgroup of a class. Guaranteed pods are directly in the one of all pods.
     fn class(&self, class: QosClass) -> Name {
         match class {
             QosClass::Guaranteed => self.all_pods.clone(),
@@ -151,8 +153,8 @@ impl Cgroups {
         self.make(&self.all_pods, &limits.resources(huge_pages))
     }
 
-    /// Limits a cgroup that others have made. It has no huge pages, as upstream.
-    /// Upstream: `enforceExistingCgroup`.
+    /// Limits a cgroup that others have made. It may use no huge pages, as upstream. Upstream:
+    /// `enforceExistingCgroup`.
     ///
     /// # Errors
     /// With the path that does not exist or cannot be written.
@@ -166,6 +168,7 @@ impl Cgroups {
         self.make(&name, &limits.resources(self.huge_pages(|_| 0)))
     }
 
+    /// Parses a cgroup's name in the form of the driver.
     fn name(&self, path: &str) -> Name {
         match self.driver {
             Driver::Cgroupfs => Name::of_cgroupfs(path),

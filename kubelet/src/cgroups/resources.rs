@@ -44,7 +44,8 @@ pub struct PodLimits {
 }
 
 impl PodLimits {
-    /// Reads the files of a cgroup. Blocks for a moment.
+    /// Reads the limits of a cgroup from its files; `None`: one of them is absent or malformed.
+    /// Blocks for a moment.
     pub(super) fn read(hierarchy: &Hierarchy, path: &str) -> Option<PodLimits> {
         let file = |controller: &str, name: &str| {
             fs::read_to_string(hierarchy.folder(controller, path)?.join(name)).ok()
@@ -83,7 +84,8 @@ pub(super) fn shares_of_weight(weight: u64) -> u64 {
     weight.saturating_sub(1) * 262_142 / 9999 + MIN_SHARES
 }
 
-/// As many huge pages as there are. Upstream: `setHugePagesUnbounded`.
+/// The number of bytes that is no limit: larger ones are none either. Upstream:
+/// `setHugePagesUnbounded`.
 pub const UNBOUNDED: i64 = 1 << 62;
 
 /// Converts CPU millis to shares of cgroup v1. Upstream: `MilliCPUToShares`.
@@ -206,7 +208,8 @@ impl Resources {
         files
     }
 
-    /// Returns the pages in use, and those that are reserved.
+    /// Lists the files that limit huge pages, those in use and those that are reserved, with their
+    /// contents.
     fn pages(&self, suffix: &str) -> impl Iterator<Item = (String, String)> {
         self.huge_pages.iter().flat_map(move |(size, bytes)| {
             ["", "rsvd."]
@@ -215,6 +218,7 @@ impl Resources {
     }
 }
 
+/// Formats a limit of cgroup v2; a negative one is none.
 fn limit(value: i64) -> String {
     match value {
         0.. => value.to_string(),

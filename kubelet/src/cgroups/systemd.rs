@@ -66,6 +66,7 @@ fn major(version: &str) -> u32 {
 /// files. Upstream: `genV1ResourcesProperties`, `genV2ResourcesProperties`.
 fn properties(resources: &Resources, is_v2: bool, version: u32) -> Vec<(&'static str, Value)> {
     let mut all = Vec::new();
+    // The largest number is systemd's infinity: negative limits are none.
     let unsigned = |value: i64| Value::Unsigned(u64::try_from(value).unwrap_or(u64::MAX));
     if let Some(bytes) = resources.memory.filter(|bytes| *bytes != 0) {
         all.push((if is_v2 { "MemoryMax" } else { "MemoryLimit" }, unsigned(bytes)));
@@ -105,7 +106,7 @@ impl Systemd {
             start(&mut bus, slice, parent, is_v2)?;
             let version = self.version(&mut bus)?;
             let limits = Argument::Properties(properties(resources, is_v2, version));
-            // Until the machine starts again.
+            // `true`: until the machine starts again.
             let arguments = [Argument::text(slice), Argument::Bool(true), limits];
             bus.call(SYSTEMD, "SetUnitProperties", &arguments)
         });
@@ -124,6 +125,7 @@ impl Systemd {
                 Ok(result) if result != "done" => {
                     log::warn!("error removing unit {slice}: got {result:?}. Continuing...");
                 }
+                // systemd has answered: the unit may be gone already.
                 Err(error) if error.name() != "" => {
                     log::debug!("removing unit {slice}: {error}");
                 }
@@ -135,6 +137,7 @@ impl Systemd {
         stopped.map_err(|error| fault(slice, &error))
     }
 
+    /// Returns the version of systemd, which is asked once.
     fn version(&self, bus: &mut Connection) -> Result<u32, Error> {
         if let Some(version) = self.version.get() {
             return Ok(*version);
@@ -145,6 +148,7 @@ impl Systemd {
         Ok(*self.version.get_or_init(|| version))
     }
 
+    /// Connects to the bus, with signals of the jobs that end.
     fn open(&self) -> Result<Connection, Error> {
         let mut bus = Connection::open(&self.socket)?;
         bus.subscribe(SYSTEMD, "JobRemoved")?;

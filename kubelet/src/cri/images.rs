@@ -21,7 +21,7 @@ impl ImageService {
         ImageService { channel, deadline }
     }
 
-    /// The call under those of the macro `calls` and the methods below. `deadline`: `None` for none.
+    /// Calls a method, for the macro `calls` and the methods below. `deadline`: `None` for none.
     async fn call<A: Message + Default>(
         &self,
         method: &'static str,

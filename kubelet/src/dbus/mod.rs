@@ -153,7 +153,7 @@ impl Connection {
                     let method = format!("{interface}.{member}");
                     return Err(Error::Failed { method, name, message: text });
                 }
-                kind => self.keep(kind, message.body),
+                kind => self.keep_signal(kind, message.body),
             }
         }
     }
@@ -190,7 +190,7 @@ impl Connection {
         self.stream.set_read_timeout(timeout).map_err(Error::Lost)?;
         let signal = loop {
             match self.read() {
-                Ok(message) => self.keep(message.kind, message.body),
+                Ok(message) => self.keep_signal(message.kind, message.body),
                 Err(error) => break Err(error),
             }
             if let Some(signal) = self.signals.pop_front() {
@@ -206,12 +206,14 @@ impl Connection {
         self.descriptors.pop_back()
     }
 
-    fn keep(&mut self, kind: Kind, body: Body) {
+    /// Keeps a signal for the next call of `signal`; other messages are dropped.
+    fn keep_signal(&mut self, kind: Kind, body: Body) {
         if let Kind::Signal { interface, member, .. } = kind {
             self.signals.push_back(Signal { interface, member, body });
         }
     }
 
+    /// Reads a whole message.
     fn read(&mut self) -> Result<Message, Error> {
         let mut bytes = vec![0; PREFIX];
         self.fill(&mut bytes, 0)?;
@@ -246,7 +248,8 @@ impl Connection {
     }
 }
 
-/// Shows the bus who this is: the kernel says it too.
+/// Authenticates as the user of this process, which the bus compares with what the kernel says, and
+/// asks for file descriptors in messages.
 fn authenticate(stream: &mut UnixStream) -> Result<(), Error> {
     let user = rustix::process::geteuid().as_raw().to_string();
     let user: String = user.bytes().map(|byte| format!("{byte:02x}")).collect();
@@ -263,7 +266,7 @@ fn authenticate(stream: &mut UnixStream) -> Result<(), Error> {
     stream.write_all(b"BEGIN\r\n").map_err(Error::Lost)
 }
 
-/// Reads no byte after the line.
+/// Reads a line, and no byte after it.
 fn read_line(stream: &mut UnixStream) -> Result<String, Error> {
     let mut line = Vec::new();
     while !line.ends_with(b"\r\n") {

@@ -187,6 +187,7 @@ impl Encoder {
         }
     }
 
+    /// Writes a field of the header after its number and its type.
     fn field(&mut self, code: u8, signature: &str, value: impl FnOnce(&mut Encoder)) {
         self.align(8);
         self.0.push(code);
@@ -307,6 +308,7 @@ impl Body {
         self.at = self.at.next_multiple_of(to);
     }
 
+    /// Takes the next bytes.
     fn take(&mut self, count: usize) -> Result<&[u8], Error> {
         let end = self.at.saturating_add(count);
         let found = self.bytes.get(self.at..end).ok_or(Error::Malformed("a message that ends"))?;
@@ -318,6 +320,7 @@ impl Body {
         Ok(self.take(1)?[0])
     }
 
+    /// Takes the next number of `SIZE` bytes, in the message's order of bytes.
     fn number<const SIZE: usize>(&mut self) -> Result<u64, Error> {
         self.align(SIZE);
         let is_big_endian = self.is_big_endian;
@@ -361,6 +364,7 @@ impl Body {
         self.terminated(length)
     }
 
+    /// Takes a text of this length, and the zero after it.
     fn terminated(&mut self, length: usize) -> Result<String, Error> {
         let text = self.take(length)?.to_vec();
         self.byte()?;

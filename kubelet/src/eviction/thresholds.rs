@@ -93,6 +93,7 @@ pub enum Amount {
 }
 
 impl Amount {
+    /// Returns the amount in units, for a capacity.
     pub(super) fn of(self, capacity: u64) -> u64 {
         match self {
             Amount::Units(units) => units,
@@ -170,7 +171,8 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
     Ok(thresholds)
 }
 
-/// The bytes of a capacity below which pods are evicted at once. Upstream: `hardEvictionReservation`.
+/// Returns how much of a capacity has to stay free: with less, pods are evicted at once. Upstream:
+/// `hardEvictionReservation`.
 pub fn reserved(thresholds: &[Threshold], signal: Signal, capacity: i64) -> i64 {
     let is_hard = |one: &&Threshold| one.signal == signal && one.grace.is_none();
     let capacity = u64::try_from(capacity).unwrap_or(0);
@@ -178,7 +180,7 @@ pub fn reserved(thresholds: &[Threshold], signal: Signal, capacity: i64) -> i64 
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
-/// Parses the amount of a threshold. `None`: the threshold is off.
+/// Parses the amount of a threshold. `None`: the threshold is off, by `0%` or `100%`.
 fn value(signal: Signal, text: &str) -> Result<Option<Amount>, Error> {
     if matches!(text, "0%" | "100%") {
         return Ok(None);
@@ -190,6 +192,7 @@ fn value(signal: Signal, text: &str) -> Result<Option<Amount>, Error> {
     }
 }
 
+/// Parses a percentage or a quantity.
 fn amount(text: &str) -> Result<Amount, AmountError> {
     if let Some(percent) = text.strip_suffix('%') {
         let percent: f32 = percent.parse().map_err(|_| AmountError::NotPercentage)?;

@@ -78,7 +78,7 @@ fn is_met(threshold: &Threshold, observations: &Observations, reclaims: bool) ->
     wanted.saturating_add(extra.map_or(0, |extra| extra.of(observed.capacity))) > observed.available
 }
 
-/// Returns whether a threshold is crossed with what has to be freed on top.
+/// Returns whether any threshold is still crossed, with the amount on top that has to be freed.
 pub fn unresolved(thresholds: &[Threshold], observations: &Observations) -> bool {
     thresholds.iter().any(|threshold| is_met(threshold, observations, true))
 }

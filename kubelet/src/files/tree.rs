@@ -13,9 +13,10 @@ use rustix::fs::{
 };
 use rustix::path::Arg;
 
-/// What is done with an entry of a folder, by its name and its own status: whether to walk through it.
+/// Handles an entry of a folder, by its name and its own status. Returns whether to walk through
+/// it.
 pub type Enter<'a> = dyn FnMut(BorrowedFd<'_>, &CStr, &Stat) -> io::Result<bool> + 'a;
-/// What is done with an entry after all that is below it.
+/// Handles an entry after all that is below it.
 pub type Leave<'a> = dyn FnMut(BorrowedFd<'_>, &CStr) -> io::Result<()> + 'a;
 
 /// Removes a folder with all below it, or what has taken its place. What is mounted below it stays,
@@ -39,8 +40,8 @@ pub fn remove(folder: &Path) -> io::Result<()> {
     absent_is_fine(std::fs::remove_dir(folder))
 }
 
-/// Walks through a folder: each entry is entered, and each folder that is walked through is left
-/// after its entries. Blocks.
+/// Walks through a folder: calls `enter` for each entry, and `leave` for each folder that it has
+/// walked through, after its entries. Blocks.
 ///
 /// # Errors
 /// The first failure; the walk continues beside it. What is gone meanwhile is no error.
@@ -146,6 +147,7 @@ impl Level {
     }
 }
 
+/// Returns the device and the inode of a folder.
 fn identity(folder: &OwnedFd) -> io::Result<(u64, u64)> {
     let status = fstat(folder)?;
     Ok((status.st_dev, status.st_ino))
@@ -187,6 +189,7 @@ fn open(at: impl AsFd, path: impl Arg) -> io::Result<OwnedFd> {
     Ok(openat(at, path, FOLDER, Mode::empty())?)
 }
 
+/// Opens a folder below `at`. `within`: what the kernel must not pass on the way; empty: no limit.
 fn open_within(at: &OwnedFd, name: &CStr, within: ResolveFlags) -> io::Result<OwnedFd> {
     match within.is_empty() {
         true => open(at, name),

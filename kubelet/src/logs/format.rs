@@ -108,6 +108,7 @@ pub struct Decoder {
     is_done: bool,
 }
 
+/// Where in the file the decoder is.
 #[derive(Debug)]
 enum State {
     Head,
@@ -130,6 +131,7 @@ struct Head<'a> {
     length: usize,
 }
 
+/// The head of a line, if the bytes so far have one.
 enum Parsed<'a> {
     Head(Head<'a>),
     Incomplete,
@@ -280,6 +282,7 @@ impl Decoder {
         &input[end + 1..]
     }
 
+    /// Appends bytes to `out`, as many as the limit still allows. At the limit the decoder is done.
     fn show(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let Some(left) = &mut self.bytes else { return out.extend_from_slice(bytes) };
         let length = bytes.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
@@ -321,6 +324,7 @@ fn parse(line: &[u8]) -> Parsed<'_> {
     Parsed::Head(Head { time, stamp, is_stderr, is_partial, length: ends[2] + 1 })
 }
 
+/// Returns the beginning of a line, for a message.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(MAX_HEAD)]).into_owned()
 }

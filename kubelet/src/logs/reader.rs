@@ -52,7 +52,8 @@ impl LogFile {
         beneath::open(&self.root, &self.path)
     }
 
-    fn whole(&self) -> PathBuf {
+    /// Returns the path of the log with the folder of all logs.
+    fn full_path(&self) -> PathBuf {
         self.root.join(&self.path)
     }
 }
@@ -118,7 +119,7 @@ impl LogReader {
     ) -> Result<LogReader, Error> {
         let (opened, tail, decoder) = (log.clone(), options.tail_lines, Decoder::new(options));
         let reading = task::blocking(move || {
-            let path = opened.whole();
+            let path = opened.full_path();
             let file = opened.open();
             let file = file.map_err(|source| Error::Open { path: path.clone(), source })?;
             let start = tail.map_or(Ok(0), |lines| tail_start(&file, lines));
@@ -159,7 +160,7 @@ impl LogReader {
                 },
                 Ok(_) => return None,
                 Err(Fault::Read(source)) => {
-                    return Some(Err(Error::Read { path: self.log.whole(), source }));
+                    return Some(Err(Error::Read { path: self.log.full_path(), source }));
                 }
                 Err(Fault::Format(UnknownFormat(line))) => {
                     let line = String::from_utf8_lossy(&line).into_owned();
@@ -178,7 +179,7 @@ impl LogReader {
             reading.start(file);
             return Ok(true);
         }
-        match replacement(&self.log, reading).await {
+        match detect_change(&self.log, reading).await {
             Change::None => {}
             Change::Truncated => {
                 reading.position = 0;
@@ -200,13 +201,13 @@ impl LogReader {
             follow.checked = Some(now);
             follow.has_ended = !(follow.is_running)().await.map_err(Error::Runtime)?;
             if follow.has_ended {
-                // What it has written before its end.
+                // What it has written before its end is read once more.
                 return Ok(true);
             }
         }
         let changed = async {
             let Some(watch) = &follow.watch else { return pending().await };
-            // Whichever file has changed.
+            // A change of any file in the folder ends the wait.
             if watch.changes().await.is_err() {
                 pending::<()>().await;
             }
@@ -216,12 +217,14 @@ impl LogReader {
     }
 }
 
+/// Watches the folder of a log; `None`: it cannot be watched.
 fn watch(log: &LogFile) -> Option<FolderWatch> {
-    let path = log.whole();
+    let path = log.full_path();
     let watch = FolderWatch::of_writes(path.parent()?);
     watch.map_err(|error| log::debug!("{}: {error}", path.display())).ok()
 }
 
+/// What has happened to the name of a log.
 enum Change {
     None,
     /// The file is shorter than what was read of it.
@@ -231,7 +234,7 @@ enum Change {
 }
 
 /// Finds out what has happened to the name of a log that is read to its end.
-async fn replacement(log: &LogFile, reading: &Reading) -> Change {
+async fn detect_change(log: &LogFile, reading: &Reading) -> Change {
     let (log, position) = (log.clone(), reading.position);
     let Ok(own) = reading.file.metadata() else { return Change::None };
     task::blocking(move || {
@@ -265,6 +268,7 @@ enum Part {
     End,
 }
 
+/// Why a log cannot be read any further.
 enum Fault {
     Read(io::Error),
     Format(UnknownFormat),

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use super::Error;
 
-/// Where a socket connects from is the address; nothing is sent. Upstream: `ChooseHostInterface`.
+/// Addresses behind the default routes: a socket that is connected to one has the node's own
+/// address. Nothing is sent. Upstream: `ChooseHostInterface`.
 const FAR: [Far; 2] = [("0.0.0.0:0", "192.0.2.1:9"), ("[::]:0", "[2001:db8::1]:9")];
 
 /// The addresses that `--node-ip` names, for the cloud controller.
@@ -106,9 +107,9 @@ struct Inner {
 
 /// Where addresses come from beside the settings.
 struct Sources<'a> {
-    /// The fault of an address that the node cannot have.
+    /// Checks that the node can have an address; `Err`: why not.
     validate: &'a dyn Fn(IpAddr) -> Result<(), String>,
-    /// The addresses of the node's name.
+    /// Returns the addresses of the node's name.
     look_up: &'a dyn Fn() -> Vec<IpAddr>,
     default_route: &'a dyn Fn() -> Option<IpAddr>,
 }
@@ -172,12 +173,13 @@ impl NodeAddress {
             // The cloud's controller sets them.
             (true, None) => Vec::new(),
             _ if !specified.is_empty() => specified,
-            _ => vec![self.found(sources)?],
+            _ => vec![self.find_address(sources)?],
         };
         status.addresses = Some(self.list(&internal));
         Ok(())
     }
 
+    /// Lists the addresses of a Node: internal ones, and the hostname.
     fn list(&self, internal: &[IpAddr]) -> Vec<core::NodeAddress> {
         let address =
             |type_: &str, address: String| core::NodeAddress { type_: type_.to_owned(), address };
@@ -185,8 +187,9 @@ impl NodeAddress {
         internal.chain([address("Hostname", self.inner.hostname.clone())]).collect()
     }
 
-    /// Finds the address of a node for which none is specified.
-    fn found(&self, sources: &Sources<'_>) -> Result<IpAddr, Error> {
+    /// Finds the address of a node for which none is specified: by its name, else on the default
+    /// route.
+    fn find_address(&self, sources: &Sources<'_>) -> Result<IpAddr, Error> {
         let Inner { hostname, ips, looked_up, .. } = &*self.inner;
         if let Some(ip) = parse_sloppy(hostname) {
             return Ok(ip);
@@ -220,7 +223,7 @@ impl NodeAddress {
             _ if error.raw_os_error() == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) => {
                 source(second)
             }
-            // It says nothing about the route: for instance, there is no descriptor.
+            // Others say nothing about the route: for instance, there is no descriptor.
             _ => Err(error),
         });
         let mut last = self.inner.last.lock();

@@ -9,16 +9,15 @@ use super::pressure::Pressure;
 /// The condition of a node that takes pods.
 pub const READY: &str = "Ready";
 
-/// The words of a pressure: its condition, and reason, message and event while it is there and while it
-/// is not.
+/// The words of a pressure: its condition; and reason, message and event, in this order, while it
+/// is there and while it is not.
 struct Words {
     condition: &'static str,
     present: [&'static str; 3],
     absent: [&'static str; 3],
 }
 
-/// Returns upstream's words for a pressure: its condition, and the reasons and messages for both
-/// states.
+/// Returns upstream's words for a pressure.
 fn words(pressure: Pressure) -> Words {
     match pressure {
         Pressure::Memory => Words {
@@ -59,7 +58,7 @@ fn words(pressure: Pressure) -> Words {
     }
 }
 
-/// Sets the condition of a pressure. Returns the reason of an event: the condition has changed.
+/// Sets the condition of a pressure. Returns the reason of an event if the condition has changed.
 pub fn set_pressure(
     conditions: &mut Vec<core::NodeCondition>,
     pressure: Pressure,

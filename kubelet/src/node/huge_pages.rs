@@ -22,7 +22,7 @@ pub struct PageSize {
 }
 
 impl PageSize {
-    /// Returns those of the machine. Blocks. Upstream: `HugePageSizes`.
+    /// Returns the sizes of the machine's huge pages. Blocks. Upstream: `HugePageSizes`.
     pub fn detect() -> Vec<PageSize> {
         PageSize::below(Path::new(FOLDER))
     }
@@ -56,8 +56,8 @@ fn name_of(bytes: i64) -> String {
     format!("{size}{}", units[unit])
 }
 
-/// Returns the bytes of a page that a resource such as `hugepages-2Mi` is of; `None`: it is another
-/// one.
+/// Returns the size of a page in bytes, of a resource such as `hugepages-2Mi`; `None`: it is
+/// another resource.
 pub fn size_of(resource: &str) -> Option<i64> {
     let size: Quantity = resource.strip_prefix(RESOURCE)?.parse().ok()?;
     Some(size.value())

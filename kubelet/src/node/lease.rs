@@ -65,7 +65,8 @@ impl LeaseController {
         }
     }
 
-    /// Tries until the server answers. `None`: it may not be made now. Also whether it is new.
+    /// Gets the lease, or creates it, and repeats that until the server answers. Returns the lease
+    /// and whether it is new; `None`: it is not created without its owner, the Node.
     async fn ensure(&self) -> (Option<Value>, bool) {
         let mut delay = FIRST_DELAY;
         loop {
@@ -84,6 +85,7 @@ impl LeaseController {
         ObjectKey::new(NAMESPACE, &self.node)
     }
 
+    /// Gets the lease, or creates it. Returns the same as `ensure`.
     async fn get_or_create(&self) -> Result<(Option<Value>, bool), Error> {
         let leases = self.heartbeats.client().resource(&Lease::RESOURCE);
         match self.heartbeats.within(leases.get(&self.key())).await {

@@ -21,6 +21,7 @@ pub async fn watch(node: &str) {
     log::warn!("{KERNEL_LOG}: {error}: processes killed for want of memory are not noticed");
 }
 
+/// Reads the kernel's log for ever, and records the events. Returns why it cannot be read any more.
 async fn read(node: &str) -> std::io::Result<()> {
     let file = Async::new(File::open(KERNEL_LOG)?)?;
     let (mut parser, mut record) = (Parser::default(), vec![0; MAX_RECORD]);
@@ -60,6 +61,8 @@ struct Parser {
 }
 
 impl Parser {
+    /// Takes the next message of the kernel. Returns the process if the message names the one that
+    /// was killed.
     fn next(&mut self, message: &str) -> Option<Victim> {
         if !self.is_killing {
             self.is_killing = message.contains("invoked oom-killer:");

@@ -136,6 +136,7 @@ impl OwnNode {
         self.inner.appeared.listen()
     }
 
+    /// Replaces the Node of the API server, and wakes those who wait for a change of it.
     fn set_registered(&self, node: Option<Arc<core::Node>>) {
         let appears = node.is_some();
         let before = std::mem::replace(&mut *self.inner.registered.write(), node);
@@ -189,6 +190,7 @@ fn version(node: &core::Node) -> Option<u64> {
     node.metadata.resource_version.as_deref()?.parse().ok()
 }
 
+/// Takes the changes of the watched Node.
 struct Follower(OwnNode);
 
 impl EventHandler<WholeObject<core::Node>> for Follower {

@@ -203,8 +203,8 @@ fn reconcile(initial: &core::Node, existing: &mut core::Node) {
     set_huge_pages(&of_initial.allocatable.unwrap_or_default(), allocatable);
 }
 
-/// Takes back what an existing Node has of resources that no plugin provides. Upstream: the stopped
-/// endpoints of `ManagerImpl.GetCapacity`.
+/// Sets these resources of an existing Node to 0: no plugin provides them now. Upstream: the
+/// stopped endpoints of `ManagerImpl.GetCapacity`.
 fn withdraw(resources: &[String], existing: &mut core::Node) {
     let Some(status) = &mut existing.status else { return };
     for list in [&mut status.capacity, &mut status.allocatable].into_iter().flatten() {
@@ -217,7 +217,8 @@ fn withdraw(resources: &[String], existing: &mut core::Node) {
     }
 }
 
-/// Sets all resources of an empty list, and else those of huge pages; others of huge pages are removed.
+/// Brings the huge pages of a list up to date with those that are wanted; others are removed.
+/// Without a list, all resources that are wanted become the list.
 fn set_huge_pages(
     wanted: &BTreeMap<String, ApiQuantity>,
     list: &mut Option<BTreeMap<String, ApiQuantity>>,

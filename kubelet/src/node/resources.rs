@@ -25,7 +25,7 @@ pub struct NodeResources {
     pub system_reserved: Amounts,
     /// `kubeReserved`.
     pub kube_reserved: Amounts,
-    /// Below which pods are evicted at once.
+    /// The free amounts below which pods are evicted at once.
     pub hard_eviction: Amounts,
 }
 
@@ -78,7 +78,8 @@ impl NodeResources {
         reserved_cpus: Option<i64>,
     ) -> Result<(), Error> {
         let parse = |flag: &'static str, texts: &BTreeMap<String, String>| {
-            let parsed = texts.iter().map(|(name, text)| Ok((name.clone(), reserved(name, text)?)));
+            let parsed =
+                texts.iter().map(|(name, text)| Ok((name.clone(), parse_amount(name, text)?)));
             let parsed: Result<Amounts, Error> = parsed.collect();
             parsed.map_err(|cause| Error::Reservation { flag, cause: Box::new(cause) })
         };
@@ -168,7 +169,7 @@ fn put(amounts: &mut BTreeMap<String, ApiQuantity>, resource: &str, amount: Quan
 }
 
 /// Parses an amount that is reserved; it must be of a resource that can be, and not negative.
-fn reserved(name: &str, text: &str) -> Result<Quantity, Error> {
+fn parse_amount(name: &str, text: &str) -> Result<Quantity, Error> {
     if !["cpu", "memory", "ephemeral-storage", PIDS].contains(&name) {
         return Err(Error::NotReservable(name.to_owned()));
     }

@@ -116,7 +116,7 @@ pub fn set(node: &mut core::Node, inputs: &Inputs) -> Vec<NodeEvent> {
         .iter()
         .chain(&inputs.faults)
         .cloned()
-        .chain(lacks(status, inputs))
+        .chain(capacity_fault(status, inputs))
         .collect();
     let all = status.conditions.get_or_insert_default();
     for pressure in [Pressure::Memory, Pressure::Disk, Pressure::Pid] {
@@ -170,11 +170,13 @@ pub fn architecture() -> &'static str {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
         "x86" => "386",
+        // Rust's name is that of both orders of bytes; Linux distributions have this one.
         "powerpc64" => "ppc64le",
         other => other,
     }
 }
 
+/// Sets the features of the runtime and of this kubelet.
 fn set_runtime(status: &mut core::NodeStatus, inputs: &Inputs) {
     let RuntimeInfo { handlers, features, .. } = &inputs.runtime;
     status.runtime_handlers = Some(handlers.clone());
@@ -201,7 +203,7 @@ fn set_images(status: &mut core::NodeStatus, inputs: &Inputs) {
 }
 
 /// Returns the fault of a node whose capacity is not known.
-fn lacks(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
+fn capacity_fault(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
     let storage = inputs.constants.counts_storage.then_some("ephemeral-storage");
     let wanted = ["cpu", "memory", "pods"].into_iter().chain(storage);
     let has = |resource: &str| {
@@ -215,12 +217,12 @@ fn lacks(status: &core::NodeStatus, inputs: &Inputs) -> Option<String> {
 /// Returns whether two statuses differ in more than the time at which the kubelet was heard of.
 /// Upstream: `nodeStatusHasChanged`.
 pub fn has_changed(before: &core::NodeStatus, after: &core::NodeStatus) -> bool {
-    normal(before) != normal(after)
+    comparable_form(before) != comparable_form(after)
 }
 
 /// Returns the status in a form in which it can be compared: without times of heartbeats and empty
 /// lists, and with conditions sorted by type.
-fn normal(status: &core::NodeStatus) -> core::NodeStatus {
+fn comparable_form(status: &core::NodeStatus) -> core::NodeStatus {
     let mut status = status.clone();
     for condition in status.conditions.iter_mut().flatten() {
         condition.last_heartbeat_time = None;

@@ -161,8 +161,8 @@ impl NodeSync {
 
     /// Keeps the Node until stopped.
     pub async fn run(&self, heartbeats: &Heartbeats, kubelet: &Kubelet, stop: StopToken) {
-        let regular = self.regular(heartbeats, kubelet);
-        let fast = self.fast(heartbeats, kubelet);
+        let regular = self.sync_regularly(heartbeats, kubelet);
+        let fast = self.sync_when_ready(heartbeats, kubelet);
         let all = async {
             zip(regular, fast).await;
         };
@@ -178,6 +178,7 @@ impl NodeSync {
         stop.unless_stopped(self.keep_initial()).await;
     }
 
+    /// Computes the Node that would be registered again and again.
     async fn keep_initial(&self) {
         loop {
             self.clock.sleep(RUNTIME_PERIOD).await;
@@ -185,6 +186,7 @@ impl NodeSync {
         }
     }
 
+    /// Asks the runtime for its state again and again.
     async fn ask_runtime(&self) {
         loop {
             self.clock.sleep(RUNTIME_PERIOD).await;
@@ -206,7 +208,9 @@ impl NodeSync {
         self.periods.update.mul_f64(1.0 + JITTER * fastrand::f64())
     }
 
-    async fn regular(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
+    /// Syncs the Node by the period of updates, and at once after a change: of the machine's
+    /// shutdown, of the volumes in use, or of the first attempt at the CSINode.
+    async fn sync_regularly(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         loop {
             let changed =
                 kubelet.shutdown_changed().or(kubelet.manager().volumes.in_use().changed());
@@ -224,7 +228,7 @@ impl NodeSync {
     }
 
     /// Writes the status at once when the node has become ready after the start.
-    async fn fast(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
+    async fn sync_when_ready(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         let begin = self.clock.monotonic();
         loop {
             self.clock.sleep(FAST_PERIOD).await;
@@ -255,7 +259,7 @@ impl NodeSync {
         if self.registers {
             self.register(heartbeats, kubelet).await;
         }
-        self.csi_node_attempted().await;
+        self.wait_for_csi_node().await;
         for attempt in 0..MAX_TRIES {
             match self.try_update(heartbeats, kubelet, attempt).await {
                 Ok(()) => return,
@@ -267,7 +271,7 @@ impl NodeSync {
         log::error!("Unable to update node status: update node status exceeds retry count");
     }
 
-    /// Tries until the server has the Node.
+    /// Tries to register the Node until the server has it.
     async fn register(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         let mut delay = None;
         while !self.state.written.lock().is_registered {
@@ -294,7 +298,7 @@ impl NodeSync {
         }
     }
 
-    /// What is known of the runtime, with the faults of what the node has for volumes.
+    /// Returns what is known of the runtime, with the faults of what the node has for volumes.
     fn runtime_info(&self, pleg: Option<String>) -> RuntimeInfo {
         let mut info = self.runtime.info(pleg);
         info.faults.extend(self.csi_node.as_ref().and_then(NodeInfo::fault));
@@ -302,7 +306,7 @@ impl NodeSync {
     }
 
     /// Waits for the first attempt at the CSINode, but not for long.
-    async fn csi_node_attempted(&self) {
+    async fn wait_for_csi_node(&self) {
         let Some(csi_node) = &self.csi_node else { return };
         let attempted = csi_node.attempted();
         if csi_node.fault().is_some() && !self.state.written.lock().has_waited {
@@ -311,7 +315,8 @@ impl NodeSync {
         self.state.written.lock().has_waited = true;
     }
 
-    /// The Node that the kubelet would register. Upstream: `initialNode`.
+    /// Returns the Node that the kubelet would register, with the events of its status. Upstream:
+    /// `initialNode`.
     async fn initial(&self, pleg: Option<String>) -> (core::Node, Vec<NodeEvent>) {
         self.with_status(self.registration.node(), self.runtime_info(pleg), None).await
     }

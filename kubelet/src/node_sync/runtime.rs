@@ -48,7 +48,7 @@ impl RuntimeState {
         down.into_iter().chain(pleg).chain(own).collect()
     }
 
-    /// Takes the runtime's status. Upstream: `updateRuntimeUp`.
+    /// Records the runtime's answer about its status. Upstream: `updateRuntimeUp`.
     fn set(&mut self, answer: api::StatusResponse, now: Duration) {
         let conditions = answer.status.unwrap_or_default().conditions;
         self.network_fault =
@@ -136,6 +136,7 @@ impl RuntimeWatch {
     }
 }
 
+/// Converts an image of the runtime to its names and size.
 fn names(image: api::Image) -> ImageNames {
     let size_bytes = i64::try_from(image.size).unwrap_or(i64::MAX);
     ImageNames { id: image.id, digests: image.repo_digests, tags: image.repo_tags, size_bytes }
