@@ -324,15 +324,17 @@ impl QosClass {
                 }
             }
         }
-        match (requests.is_empty() && limits.is_empty(), is_guaranteed && requests == limits) {
-            (true, _) => QosClass::BestEffort,
-            (_, true) => QosClass::Guaranteed,
-            _ => QosClass::Burstable,
+        if requests.is_empty() && limits.is_empty() {
+            QosClass::BestEffort
+        } else if is_guaranteed && requests == limits {
+            QosClass::Guaranteed
+        } else {
+            QosClass::Burstable
         }
     }
 }
 
-/// Returns a request or limit of a container or pod.
+/// Returns the request of a container or pod for a resource, or with `is_limit` its limit.
 pub fn listed(
     resources: Option<&core::ResourceRequirements>,
     resource: &str,

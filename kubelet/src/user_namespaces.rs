@@ -62,6 +62,7 @@ impl std::error::Error for Error {
     }
 }
 
+/// Converts a failure at `path`, for `map_err`.
 fn at(path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Path { path, source }
@@ -98,6 +99,7 @@ impl HostIds {
     /// # Errors
     /// The program fails, or says what cannot be used.
     pub fn detect(per_pod: u32) -> Result<HostIds, Error> {
+        // There are 2^32 ids: all but the first `per_pod`.
         let others = HostIds { first: per_pod, count: 0_u32.wrapping_sub(per_pod) };
         let users = fs::read_to_string("/etc/passwd").unwrap_or_default();
         if !users.lines().any(|line| line.split(':').next() == Some(USER)) {
@@ -245,12 +247,14 @@ impl UserNamespaces {
         self.pods.join(&**uid).join(FILE)
     }
 
+    /// Returns the ids of the range with this number.
     fn mapping(&self, number: u32) -> IdMapping {
         let host_id = (self.offset + number) * self.per_pod;
         IdMapping { host_id, container_id: 0, length: self.per_pod }
     }
 
-    /// Reads a pod's file; `None`: it has none. Upstream: `parseUserNsFileAndRecord`.
+    /// Reads and checks a pod's file, and marks its range as used; `None`: the pod has no file.
+    /// Upstream: `parseUserNsFileAndRecord`.
     fn restore(&self, uid: &Uid, used: &mut Used) -> Result<Option<IdMapping>, Error> {
         let path = self.file(uid);
         let content = match fs::read(&path) {

@@ -29,7 +29,7 @@ impl Kubelet {
         // The work keeps its turn, also when its client goes away.
         let turn = match only_cpu_and_memory {
             true => None,
-            false => Some(self.stats.turn().await),
+            false => Some(self.stats.lock_walks().await),
         };
         let summary = move |stats: &Stats, source: &StatsSource<'_>| {
             let _turn = turn;

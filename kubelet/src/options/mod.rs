@@ -337,7 +337,7 @@ flag_table! {
     }
 }
 
-/// Upstream's other flags.
+/// Upstream's other flags: they are refused, with the page that says why.
 const REFUSED: &str = "contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy \
     cpu-manager-policy-options cpu-manager-reconcile-period \
     exit-on-lock-contention experimental-allocatable-ignore-eviction \

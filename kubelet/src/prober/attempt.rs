@@ -34,7 +34,7 @@ impl Worker {
             return grpc::check(clock, &self.ip.now(), port, name, timeout).await.map(|()| None);
         }
         if let Some(exec) = &self.probe.exec {
-            // The runtime counts its time.
+            // The runtime keeps the timeout of a command.
             // Only variables with a value in the definition are known here, as upstream.
             let variables = self.container.env.iter().flatten();
             let values = variables
@@ -53,6 +53,7 @@ impl Worker {
         self.connect().or(late).await
     }
 
+    /// Makes the request of an HTTP probe, or the connection of a TCP probe.
     async fn connect(&self) -> Result<Option<String>, Fault> {
         let probe = &self.probe;
         if let Some(get) = &probe.http_get {
@@ -186,7 +187,8 @@ async fn get_ok(target: &Target, get: &core::HTTPGetAction) -> Result<Option<Str
     verdict(&send(target, get, "probe").await?)
 }
 
-/// Redirects that stay on the host have been followed. Upstream: `DoHTTPProbe`.
+/// Returns whether an HTTP answer is a success; a redirect is one with a warning, as only those to
+/// other hosts are left. Upstream: `DoHTTPProbe`.
 fn verdict(answer: &http::Answer) -> Result<Option<String>, Fault> {
     match answer.status.as_u16() {
         200..300 => Ok(None),

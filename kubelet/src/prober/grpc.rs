@@ -41,7 +41,7 @@ enum Outcome {
     Answer(i32),
     /// An error of gRPC: its code and message.
     Status(Code, String),
-    /// None could be made, or it ended before an answer: the server does not speak HTTP/2.
+    /// No connection could be made, or it ended before an answer: the server does not speak HTTP/2.
     NoConnection(String),
 }
 

@@ -113,11 +113,12 @@ impl Probes {
         Probes { table, writing, runtime, folders, clock, since, changed, stop }
     }
 
+    /// Returns the result of a probe; `None`: it has none yet.
     pub fn result(&self, id: &str, kind: Kind) -> Option<bool> {
         self.table.lock().result(id, kind)
     }
 
-    /// The results that decide whether a container is restarted.
+    /// Returns the results that decide whether a container is restarted.
     pub fn results(&self, id: &str) -> ProbeResults {
         ProbeResults {
             startup: self.result(id, Kind::Startup),
@@ -146,7 +147,7 @@ impl Probes {
         if new.is_empty() {
             return;
         }
-        let saved = self.saved(pod, reported).await;
+        let saved = self.load_saved(pod, reported).await;
         // All of the pod's results are known before the first probe: its end writes them.
         let mut table = self.table.lock();
         for (container, kind, probe) in new {
@@ -185,7 +186,11 @@ impl Probes {
     /// Returns what an agent before this one has saved. Where it has saved nothing (as other agents
     /// do), it is what the API server has from it once the file is read. Callers do not wait before
     /// they use it: a status that comes later is adopted.
-    async fn saved(&self, pod: &Pod, reported: &Reported<'_>) -> BTreeMap<String, SavedResults> {
+    async fn load_saved(
+        &self,
+        pod: &Pod,
+        reported: &Reported<'_>,
+    ) -> BTreeMap<String, SavedResults> {
         let file = self.folders.probes_file(&pod.uid());
         let of_file = task::blocking(move || results::read(&file)).await.unwrap_or_else(|error| {
             log::warn!("pod {}: the results of its probes: {error}", pod.display_name());
@@ -195,8 +200,8 @@ impl Probes {
         of_file.with_reported(reported.unwrap_or_default())
     }
 
-    /// The status that the API server has is known only now, as that of a mirror pod may be: it counts
-    /// for probes without a result.
+    /// Takes over results from a status that the API server has, for probes without a result. It is
+    /// for a status that is known only after the probes have begun, as that of a mirror pod may be.
     pub fn adopt(&self, pod: &str, reported: &core::PodStatus) {
         let Known { results: reported, .. } = results::reported(reported);
         let Table { results, running } = &mut *self.table.lock();
@@ -234,6 +239,8 @@ impl Probes {
         })
     }
 
+    /// Records the result of a probe that runs. When it has changed, the pod is synced again, and
+    /// the result is saved unless it is of a liveness probe.
     async fn set(&self, pod: &Pod, id: &str, kind: Kind, result: bool) {
         let key = (id.to_owned(), kind);
         let before = {

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::Kind;
 use crate::pod::Uid;
 
+/// The probes that run, and their results. `Probes` owns it.
 #[derive(Default)]
 pub(super) struct Table {
     /// By container id and kind.
@@ -27,7 +28,7 @@ impl Table {
         self.results.get(&(id.to_owned(), kind)).copied()
     }
 
-    /// The results of a pod's containers that are saved, by container id.
+    /// Returns the results of a pod's containers that are to be saved, by container id.
     pub(super) fn saved(&self, pod: &str) -> BTreeMap<String, SavedResults> {
         let ids = self.running.iter().filter(|(_, (of, _))| **of == *pod).map(|((id, _), _)| id);
         let has = |id: &str, kind| self.result(id, kind) == Some(true);
@@ -74,7 +75,7 @@ impl Known {
     }
 }
 
-/// The states of containers that the API server has.
+/// Reads the results of probes from a status that the API server has.
 pub(super) fn reported(status: &core::PodStatus) -> Known {
     let lists = [&status.init_container_statuses, &status.container_statuses];
     let results = lists.into_iter().flatten().flatten().filter_map(|status| {
@@ -91,6 +92,8 @@ pub(super) fn reported(status: &core::PodStatus) -> Known {
     Known { results: results.collect(), changed }
 }
 
+/// Reads the file of a pod's results, with the time at which it was written; an absent file has
+/// none.
 pub(super) fn read(file: &Path) -> io::Result<Known> {
     let bytes = match fs::read(file) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Known::default()),
@@ -102,7 +105,8 @@ pub(super) fn read(file: &Path) -> io::Result<Known> {
     Ok(Known { results: serde_json::from_slice(&bytes)?, changed })
 }
 
-/// Readers see the old file or the new one. It need not survive a power cut: no container does.
+/// Writes the file of a pod's results. Readers see the old file or the new one. It need not survive
+/// a power cut: no container does.
 pub(super) fn write(file: &Path, results: &BTreeMap<String, SavedResults>) -> io::Result<()> {
     let new = file.with_extension("new");
     fs::write(&new, serde_json::to_vec(results)?)?;

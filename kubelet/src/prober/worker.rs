@@ -118,13 +118,15 @@ impl Worker {
         }
     }
 
+    /// Returns whether the probe waits until the startup probe has succeeded.
     fn is_held(&self) -> bool {
         self.kind != Kind::Startup
             && self.container.startup_probe.is_some()
             && self.probes.result(&self.id, Kind::Startup) != Some(true)
     }
 
-    /// The event of a probe that did not just succeed. Upstream: `prober.probe`.
+    /// Records an event, unless the probe has succeeded without a warning. Upstream:
+    /// `prober.probe`.
     fn warn(&self, outcome: &Result<Option<String>, Fault>) {
         let kind = self.kind.name();
         let (reason, message) = match outcome {
@@ -139,7 +141,7 @@ impl Worker {
         events::warning(&self.pod, Some(&self.container.name), reason, message);
     }
 
-    /// A probe that has no result is repeated at once. Upstream: `runProbeWithRetries`.
+    /// Probes, and repeats at once an attempt without a result. Upstream: `runProbeWithRetries`.
     async fn probe_once(&self) -> Result<Option<String>, Fault> {
         let mut outcome = self.attempt().await;
         for _ in 1..MAX_PROBE_RETRIES {

@@ -93,7 +93,7 @@ pub async fn reload(auth: Arc<Auth>, file: String, clock: SharedClock, stop: Sto
     }
 }
 
-/// Requests ask for parts of the node. Upstream: `nodeAuthorizerAttributesGetter`.
+/// Finds the parts of the node that a request asks for. Upstream: `nodeAuthorizerAttributesGetter`.
 struct NodeAttributes {
     node: String,
 }

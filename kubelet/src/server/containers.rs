@@ -98,6 +98,7 @@ struct StreamOptions {
 }
 
 impl StreamOptions {
+    /// Parses the query of a stream; `None`: it asks for no stream.
     fn parse(query: &[(String, String)]) -> Option<StreamOptions> {
         let is = |name: &str| query.iter().find(|(n, _)| n == name).is_some_and(|(_, v)| v == "1");
         let (tty, stdin, stdout) = (is("tty"), is("input"), is("output"));
@@ -134,6 +135,7 @@ fn ports(request: &Request, query: &[(String, String)]) -> Result<Vec<i32>, Stri
     Ok(ports)
 }
 
+/// Answers the requests to containers.
 struct Containers {
     kubelet: Arc<Kubelet>,
     limits: StreamLimits,
@@ -173,7 +175,8 @@ impl Containers {
         found.ok_or_else(|| Response::text(404, "pod does not exist"))
     }
 
-    /// Returns the id of a container that runs. Upstream: `findContainer`.
+    /// Returns the id of a container that runs; `None`: it does not run, or its pod has another
+    /// uid. Upstream: `findContainer`.
     async fn running(&self, pod: &Pod, target: &Target) -> Result<Option<String>, Response> {
         if !target.uid.is_empty() && !self.kubelet.has_uid(pod, &target.uid) {
             return Ok(None);
@@ -249,6 +252,7 @@ impl Containers {
         self.proxy(request, url).await
     }
 
+    /// Passes a request on to the address of a stream that the runtime has given.
     async fn proxy(
         &self,
         request: Request,

@@ -58,7 +58,7 @@ where
     let mut buffer = vec![0; BUFFER];
     loop {
         let length = from.read(&mut buffer).await?;
-        activity.note();
+        activity.note_byte();
         if length == 0 {
             activity.end_direction();
             return to.close().await;
@@ -69,7 +69,7 @@ where
             if written == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            activity.note();
+            activity.note_byte();
             rest = &rest[written..];
         }
         // TLS may hold the end of it.
@@ -79,18 +79,20 @@ where
     }
 }
 
-/// When a byte came through last, and how long none may.
+/// How long ago a byte came through, for the limit of silence.
 struct Activity<'a> {
     clock: &'a SharedClock,
+    /// When a byte came through last, and how long none may.
     state: Mutex<(Duration, Duration)>,
     changed: Event,
 }
 
 impl Activity<'_> {
-    fn note(&self) {
+    fn note_byte(&self) {
         self.state.lock().0 = self.clock.monotonic();
     }
 
+    /// Records that one direction has ended: the other one may be silent for `LINGER` only.
     fn end_direction(&self) {
         let mut state = self.state.lock();
         state.1 = state.1.min(LINGER);

@@ -63,7 +63,7 @@ pub fn serve(
     }
     let (listener, address) = listen(flag, address, port)?;
     let handler = match flag {
-        READ_ONLY => counted(routes.handler(), "readonly", clock),
+        READ_ONLY => count_requests(routes.handler(), "readonly", clock),
         _ => routes.handler(),
     };
     let server = Server::on(listener, None, handler, Guard::UNTRUSTED, clock.clone(), stop.clone());
@@ -117,7 +117,7 @@ impl SecurePort<'_> {
         let auth = access::build(configuration, client, node, clock).await?;
         let flag = "port";
         let (listener, address) = listen(flag, &configuration.address, configuration.port)?;
-        let handler = counted(auth.clone().wrap(routes.handler()), "readwrite", clock);
+        let handler = count_requests(auth.clone().wrap(routes.handler()), "readwrite", clock);
         let server = Server::on(listener, Some(tls), handler, GUARD, clock.clone(), stop.clone());
         let server = server.map_err(|source| Error::Listen { flag, address, source })?;
         let file = configuration.authentication.x509.client_ca_file.clone();
@@ -129,7 +129,7 @@ impl SecurePort<'_> {
 
 /// Wraps a port's handler so that its requests are counted, and their times measured. Upstream:
 /// `Server.ServeHTTP`.
-fn counted(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler {
+fn count_requests(inner: Handler, server: &'static str, clock: &SharedClock) -> Handler {
     let clock = clock.clone();
     Arc::new(move |mut request: Request| {
         let (inner, clock) = (inner.clone(), clock.clone());
@@ -168,7 +168,7 @@ fn method_not_allowed() -> Response {
     Response::text(405, "405: Method Not Allowed")
 }
 
-/// Returns a handler for these methods.
+/// Wraps a handler so that requests with other methods are refused.
 fn only(methods: &'static [&'static str], inner: Handler) -> Handler {
     Arc::new(move |request: Request| match methods.contains(&request.method.as_str()) {
         true => inner(request),
@@ -238,7 +238,7 @@ mod tests {
         let inner: Handler = Arc::new(|_| {
             Box::pin(async { Response::stream(200, "text/plain", Box::pin(stream::empty())) })
         });
-        let counted = counted(inner, "test", &SystemClock::shared());
+        let counted = count_requests(inner, "test", &SystemClock::shared());
         let in_flight = HTTP_INFLIGHT.with_label_values(&["GET", "containerLogs", "test", "false"]);
         let response = block_on(counted(Request::get("/containerLogs/ns/p/c")));
         assert_eq!(in_flight.get(), 1);

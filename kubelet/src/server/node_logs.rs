@@ -41,6 +41,7 @@ pub async fn answer(request: &Request, folder: &Path) -> Response {
     }
 }
 
+/// What a path below the folder leads to.
 enum Found {
     /// The names in it; those of folders end with a slash.
     Folder(Vec<String>),
@@ -87,11 +88,13 @@ fn page(names: &[String]) -> String {
     page + "</pre>\n"
 }
 
+/// Escapes a text for HTML, as Go does.
 fn escaped(text: &str) -> String {
     let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&#34;").replace('\'', "&#39;")
 }
 
+/// Escapes a name as a part of a URL's path.
 fn escaped_path(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     let escape = |byte: u8| match is_plain(byte) {

@@ -30,8 +30,9 @@ use crate::options::{FLAGS, Settings};
 use crate::pod::Pod;
 use crate::runtime::labels;
 
-/// The checks: `ping`, and `syncloop`, which fails when the loop hangs or the runtime does not
-/// answer. Upstream has the second one on its other ports only; here 10248 may be the only port.
+/// Builds the health checks: `ping`, `log`, and `syncloop`, which fails when the loop hangs or the
+/// runtime does not answer. Upstream has the last one on its other ports only; here 10248 may be
+/// the only port.
 pub fn checks(kubelet: &Arc<Kubelet>) -> HealthChecks {
     let checks = HealthChecks::new();
     checks.add("ping", Arc::new(|| Ok(())));
@@ -42,7 +43,7 @@ pub fn checks(kubelet: &Arc<Kubelet>) -> HealthChecks {
     checks
 }
 
-/// The routes of the health check's port.
+/// Builds the routes of the health check's port.
 pub fn health_routes(checks: &HealthChecks) -> Routes {
     let routes = Routes::new();
     let checks = checks.clone();
@@ -101,6 +102,7 @@ fn shared_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks) -> Routes {
     routes
 }
 
+/// Answers with a list of pods.
 fn pod_list(items: Vec<Pod>) -> Response {
     let list: List<Pod> = List { items, ..Default::default() };
     match serde_json::to_vec(&list) {
@@ -177,6 +179,7 @@ const COMPONENT: &str = "kubelet";
 /// What a list shows in place of the values of headers with credentials.
 const MASKED: &str = "<masked>";
 
+/// Returns a handler that refuses all requests, with upstream's status.
 fn refused(text: &'static str) -> Handler {
     handler(move |_: &Request| Response::text(405, text))
 }
@@ -187,6 +190,7 @@ fn node_log_handler() -> Handler {
     })
 }
 
+/// Returns the flags with their values, without the headers' secrets.
 fn flags(settings: &Settings) -> Vec<(String, String)> {
     let mut flags = flag_values(FLAGS, settings);
     let secret = flags.iter_mut().find(|(name, _)| name == "manifest-url-header");
@@ -196,6 +200,7 @@ fn flags(settings: &Settings) -> Vec<(String, String)> {
     flags
 }
 
+/// Adds the page `/statusz`, with the version of this program.
 fn install_statusz(routes: &Routes, clock: &SharedClock) {
     let versions = || {
         let version = git_version().trim_start_matches('v').to_owned();

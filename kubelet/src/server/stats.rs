@@ -29,7 +29,8 @@ pub fn install(routes: &Routes, kubelet: &Arc<Kubelet>) {
     routes.add("/metrics/cadvisor", cadvisor);
 }
 
-/// Measures the usage of pods for each request.
+/// Returns the handler of `/metrics/resource` (`is_metrics`), or else of `/stats/summary`. It
+/// measures the usage for each request.
 fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
     let kubelet = kubelet.clone();
     Arc::new(move |request: Request| {
@@ -49,6 +50,7 @@ fn usage_handler(kubelet: &Arc<Kubelet>, is_metrics: bool) -> Handler {
                     log::error!(
                         "Error getting summary for resourceMetric prometheus endpoint: {error}"
                     );
+                    // As upstream: the failure is a metric of the page.
                     Response::new(200, metrics::CONTENT_TYPE, stats::scrape_error(true))
                 }
                 Err(error) => Response::text(500, chain(&error) + "\n"),

@@ -95,7 +95,7 @@ pub async fn proxy(
     let answer = exchange(request, url).await?;
     let status = answer.status();
     if status == StatusCode::SWITCHING_PROTOCOLS {
-        return Ok(granted(answer, upgrade, limits));
+        return Ok(answer_upgrade(answer, upgrade, limits));
     }
     match status.is_client_error() || status.is_server_error() {
         true => Ok(refusal(answer).await),
@@ -138,8 +138,8 @@ async fn exchange(request: Request, url: &str) -> Result<hyper::Response<Incomin
     sender.send_request(passed).await.map_err(StreamError::Exchange)
 }
 
-/// Answers with the runtime's consent. The copying begins once the client has it.
-fn granted(
+/// Answers with the runtime's consent to leave HTTP. Bytes are copied once the client has it.
+fn answer_upgrade(
     mut answer: hyper::Response<Incoming>,
     upgrade: Upgrade,
     limits: &StreamLimits,
@@ -181,7 +181,7 @@ async fn refusal(answer: hyper::Response<Incoming>) -> Response {
     refusal
 }
 
-/// Returns an answer for a stream that there is not.
+/// Logs why there is no stream, and returns the answer that says so.
 pub fn failure(error: &StreamError) -> Response {
     let text = chain(error);
     log::error!("Error while proxying request: {text}");

@@ -45,7 +45,7 @@ const STATE: &str = "graceful_node_shutdown_state";
 
 /// What has to happen to the node's pods.
 pub trait Pods: Send + Sync {
-    /// Returns those that run.
+    /// Returns the pods that run.
     fn active(&self) -> Vec<Arc<Pod>>;
 
     /// Sets whether new pods are refused and the Node is not ready, from now on.
@@ -55,7 +55,7 @@ pub trait Pods: Send + Sync {
     fn end(&self, pod: Arc<Pod>, grace: i64) -> Boxed<()>;
 }
 
-/// Those of a kubelet.
+/// The pods of a kubelet.
 pub struct NodePods(pub Arc<Kubelet>);
 
 impl Pods for NodePods {
@@ -111,6 +111,7 @@ struct State {
 }
 
 impl State {
+    /// Reads the state of an earlier run; without a file nothing is known.
     fn read(file: &Path) -> io::Result<State> {
         match fs::read(file) {
             Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
@@ -126,6 +127,7 @@ impl State {
         fs::rename(new, file)
     }
 
+    /// Shows the times of the last shutdown in the metrics.
     fn measure(&self) {
         // Upstream writes the year 1 for none.
         let seconds = |time: &Option<Timestamp>| {
@@ -168,11 +170,12 @@ impl Shutdown {
         }
     }
 
-    /// Delays shutdowns by the time that pods need. Upstream: `managerImpl.start`.
+    /// Connects to logind and takes the lock that delays shutdowns by the time that pods need.
+    /// Upstream: `managerImpl.start`.
     async fn begin(&self) -> Result<(Logind, OwnedFd), Error> {
         let wanted = groups::total(&self.groups);
         let (socket, folder) = (self.paths.socket.clone(), self.paths.drop_ins.clone());
-        let opened = move || {
+        let open = move || {
             let mut logind = Logind::open(&socket)?;
             let mut delay = logind.max_delay()?;
             if delay < wanted {
@@ -181,27 +184,28 @@ impl Shutdown {
             }
             Ok::<_, Error>((logind, delay))
         };
-        let (mut logind, mut delay) = task::blocking(opened).await?;
+        let (mut logind, mut delay) = task::blocking(open).await?;
         for poll in 0..POLLS {
             if delay >= wanted {
                 break;
             }
             self.clock.sleep(FIRST_POLL * 2_u32.pow(poll)).await;
-            let asked = move || logind.max_delay().map(|delay| (logind, delay));
-            (logind, delay) = task::blocking(asked).await?;
+            let ask = move || logind.max_delay().map(|delay| (logind, delay));
+            (logind, delay) = task::blocking(ask).await?;
         }
         if delay < wanted {
             return Err(Error::DelayStaysShort { wanted, delay });
         }
-        let locked = move || {
+        let lock_and_subscribe = move || {
             let lock = logind.inhibit()?;
             logind.subscribe()?;
             Ok((logind, lock))
         };
-        task::blocking(locked).await
+        task::blocking(lock_and_subscribe).await
     }
 
-    /// Follows shutdowns until the connection ends.
+    /// Handles the shutdowns that logind announces, until the connection ends. `lock`: delays the
+    /// shutdown until it is dropped.
     async fn watch(&self, mut logind: Logind, lock: OwnedFd) {
         let mut lock = Some(lock);
         loop {
@@ -225,7 +229,7 @@ impl Shutdown {
             self.pods.set_shutting_down(begins);
             if begins {
                 self.end_pods().await;
-                // The machine shuts down.
+                // Without the lock the machine shuts down.
                 lock = None;
                 continue;
             }
@@ -247,7 +251,7 @@ impl Shutdown {
     /// `processShutdownEvent`, `killPods`.
     async fn end_pods(&self) {
         let mut state = State { start_time: Some(self.clock.now()), end_time: None };
-        self.keep(&state);
+        self.store_state(&state);
         for (group, pods) in groups::split(&self.groups, self.pods.active()) {
             if pods.is_empty() {
                 continue;
@@ -267,13 +271,14 @@ impl Shutdown {
             ended.or(late).await;
         }
         state.end_time = Some(self.clock.now());
-        self.keep(&state);
+        self.store_state(&state);
         log::info!(
             "Shutdown manager completed processing shutdown event, node will shutdown shortly"
         );
     }
 
-    fn keep(&self, state: &State) {
+    /// Writes the state to its file, and shows it in the metrics.
+    fn store_state(&self, state: &State) {
         if let Err(error) = state.write(&self.paths.state) {
             log::error!("Failed to store graceful shutdown state: {error}");
         }

@@ -204,6 +204,7 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
+    /// Returns the labels of the series of this cgroup.
     fn labels(&self) -> String {
         let Subject { id, name, image, pod, namespace, container, .. } = self;
         format!(
@@ -224,13 +225,14 @@ impl Page {
         Page { lines: vec![String::new(); FAMILIES.len()], millis: now.to_jiff().as_millisecond() }
     }
 
+    /// Returns the lines of a family; `None`: there is no such family.
     fn lines(&mut self, name: &'static str) -> Option<&mut String> {
         let at = FAMILIES.binary_search_by_key(&name, |(name, ..)| *name).ok()?;
         self.lines.get_mut(at)
     }
 
     /// Adds a series with the time of its measurement.
-    fn timed(&mut self, name: &'static str, labels: &str, value: f64) {
+    fn add_timed(&mut self, name: &'static str, labels: &str, value: f64) {
         let millis = self.millis;
         if let Some(lines) = self.lines(name) {
             // Writing to a string does not fail.
@@ -238,6 +240,7 @@ impl Page {
         }
     }
 
+    /// Adds a series without a time.
     fn add(&mut self, name: &'static str, labels: &str, value: f64) {
         if let Some(lines) = self.lines(name) {
             let _ = match labels.is_empty() {
@@ -247,6 +250,7 @@ impl Page {
         }
     }
 
+    /// Renders the families that have series, in the order of the alphabet.
     fn text(self) -> String {
         let mut text = String::new();
         for ((name, kind, help), lines) in FAMILIES.iter().zip(self.lines) {
@@ -262,7 +266,7 @@ impl Page {
 /// `sandboxes`: the newest sandbox of each pod. Blocks.
 pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, String>) -> String {
     let mut page = Page::new(source.now);
-    machine(&mut page, source);
+    add_machine(&mut page, source);
     let devices = Devices::default();
     let of_cgroup = |path: &str| Subject {
         id: path.to_owned(),
@@ -274,17 +278,17 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
         started_seconds: made_at(source, path),
     };
     let root = of_cgroup("/");
-    let labels = cgroup(&mut page, source, &root, &devices);
-    network(&mut page, &labels, None);
+    let labels = add_cgroup(&mut page, source, &root, &devices);
+    add_network(&mut page, &labels, None);
     for (device, fs) in node_disks(source) {
         let labels = format!("{labels},device={device:?}");
-        page.timed("container_fs_inodes_free", &labels, fs.inodes_free as f64);
-        page.timed("container_fs_inodes_total", &labels, fs.inodes as f64);
-        page.timed("container_fs_limit_bytes", &labels, fs.capacity_bytes as f64);
-        page.timed("container_fs_usage_bytes", &labels, fs.used_bytes.unwrap_or(0) as f64);
+        page.add_timed("container_fs_inodes_free", &labels, fs.inodes_free as f64);
+        page.add_timed("container_fs_inodes_total", &labels, fs.inodes as f64);
+        page.add_timed("container_fs_limit_bytes", &labels, fs.capacity_bytes as f64);
+        page.add_timed("container_fs_usage_bytes", &labels, fs.used_bytes.unwrap_or(0) as f64);
     }
     if let Some(path) = &source.all_pods {
-        cgroup(&mut page, source, &of_cgroup(path), &devices);
+        add_cgroup(&mut page, source, &of_cgroup(path), &devices);
     }
     for pod in source.pods {
         let Some(path) = (source.cgroup_of)(pod) else { continue };
@@ -292,17 +296,17 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
             continue;
         }
         let of_pod = Subject { pod: pod.name(), namespace: pod.namespace(), ..of_cgroup(&path) };
-        cgroup(&mut page, source, &of_pod, &devices);
+        add_cgroup(&mut page, source, &of_pod, &devices);
         for container in containers(source, pod, &path) {
-            cgroup(&mut page, source, &container, &devices);
+            add_cgroup(&mut page, source, &container, &devices);
         }
         if let Some(id) = sandboxes.get(&pod.uid()) {
             let below = source.hierarchy.container_below(&path, id);
             let sandbox = Subject { name: id, id: below.clone(), ..of_pod };
             let sandbox = Subject { started_seconds: made_at(source, &below), ..sandbox };
-            let labels = cgroup(&mut page, source, &sandbox, &devices);
+            let labels = add_cgroup(&mut page, source, &sandbox, &devices);
             if let Some(process) = usage::first_process(source.hierarchy, &below) {
-                network(&mut page, &labels, Some(process));
+                add_network(&mut page, &labels, Some(process));
             }
         }
     }
@@ -341,7 +345,7 @@ fn made_at(source: &StatsSource<'_>, path: &str) -> i64 {
 }
 
 /// Adds the metrics of the machine, and the versions of its kernel and system.
-fn machine(page: &mut Page, source: &StatsSource<'_>) {
+fn add_machine(page: &mut Page, source: &StatsSource<'_>) {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let labels = format!(
         "boot_id={:?},machine_id={:?},system_uuid={:?}",
@@ -454,7 +458,7 @@ impl Devices {
 }
 
 /// Adds the series of a cgroup; returns its labels.
-fn cgroup(
+fn add_cgroup(
     page: &mut Page,
     source: &StatsSource<'_>,
     subject: &Subject<'_>,
@@ -462,15 +466,15 @@ fn cgroup(
 ) -> String {
     let labels = subject.labels();
     let details = details::read(source.hierarchy, &subject.id);
-    page.timed("container_last_seen", &labels, source.now.to_jiff().as_second() as f64);
+    page.add_timed("container_last_seen", &labels, source.now.to_jiff().as_second() as f64);
     page.add("container_start_time_seconds", &labels, subject.started_seconds as f64);
-    series(page, &labels, &details);
+    add_series(page, &labels, &details);
     for (number, io) in &details.io {
         let labels = format!("{labels},device={:?}", devices.name(number));
-        page.timed("container_fs_reads_bytes_total", &labels, io.read_bytes as f64);
-        page.timed("container_fs_reads_total", &labels, io.reads as f64);
-        page.timed("container_fs_writes_bytes_total", &labels, io.written_bytes as f64);
-        page.timed("container_fs_writes_total", &labels, io.writes as f64);
+        page.add_timed("container_fs_reads_bytes_total", &labels, io.read_bytes as f64);
+        page.add_timed("container_fs_reads_total", &labels, io.reads as f64);
+        page.add_timed("container_fs_writes_bytes_total", &labels, io.written_bytes as f64);
+        page.add_timed("container_fs_writes_total", &labels, io.writes as f64);
     }
     labels
 }
@@ -480,22 +484,22 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// Adds the metrics of one cgroup: CPU, memory, processes and pressure.
-fn series(page: &mut Page, labels: &str, details: &Details) {
+/// Adds the series of one cgroup: CPU, memory, processes and pressure.
+fn add_series(page: &mut Page, labels: &str, details: &Details) {
     if let Some(cpu) = details.cpu {
         page.add("container_spec_cpu_period", labels, cpu.period as f64);
         page.add("container_spec_cpu_shares", labels, cpu.shares as f64);
         let total = format!("{labels},cpu=\"total\"");
-        page.timed("container_cpu_usage_seconds_total", &total, seconds(cpu.usage));
-        page.timed("container_cpu_user_seconds_total", labels, seconds(cpu.user));
-        page.timed("container_cpu_system_seconds_total", labels, seconds(cpu.system));
+        page.add_timed("container_cpu_usage_seconds_total", &total, seconds(cpu.usage));
+        page.add_timed("container_cpu_user_seconds_total", labels, seconds(cpu.user));
+        page.add_timed("container_cpu_system_seconds_total", labels, seconds(cpu.system));
         if let Some(quota) = cpu.quota {
             page.add("container_spec_cpu_quota", labels, quota as f64);
-            page.timed("container_cpu_cfs_periods_total", labels, cpu.periods as f64);
+            page.add_timed("container_cpu_cfs_periods_total", labels, cpu.periods as f64);
             let throttled = cpu.throttled_periods as f64;
-            page.timed("container_cpu_cfs_throttled_periods_total", labels, throttled);
+            page.add_timed("container_cpu_cfs_throttled_periods_total", labels, throttled);
             let throttled = seconds(cpu.throttled);
-            page.timed("container_cpu_cfs_throttled_seconds_total", labels, throttled);
+            page.add_timed("container_cpu_cfs_throttled_seconds_total", labels, throttled);
         }
     }
     if let Some(memory) = details.memory {
@@ -520,7 +524,7 @@ fn series(page: &mut Page, labels: &str, details: &Details) {
             ("container_memory_working_set_bytes", memory.working_set),
             ("container_oom_events_total", memory.oom_kills),
         ] {
-            page.timed(name, labels, value as f64);
+            page.add_timed(name, labels, value as f64);
         }
         for (kind, scope, value) in [
             ("pgfault", "container", memory.own_page_faults),
@@ -529,7 +533,7 @@ fn series(page: &mut Page, labels: &str, details: &Details) {
             ("pgmajfault", "hierarchy", memory.major_page_faults),
         ] {
             let labels = format!("{labels},failure_type={kind:?},scope={scope:?}");
-            page.timed("container_memory_failures_total", &labels, value as f64);
+            page.add_timed("container_memory_failures_total", &labels, value as f64);
         }
     }
     for (name, value) in [
@@ -538,7 +542,7 @@ fn series(page: &mut Page, labels: &str, details: &Details) {
         ("container_threads_max", details.threads_max),
     ] {
         if let Some(value) = value {
-            page.timed(name, labels, value as f64);
+            page.add_timed(name, labels, value as f64);
         }
     }
     for (resource, stalled, waiting) in [
@@ -559,16 +563,17 @@ fn series(page: &mut Page, labels: &str, details: &Details) {
         ),
     ] {
         if let Some(Pressure { full, some }) = details.pressure.get(resource) {
-            page.timed(stalled, labels, full.total as f64 / 1e6);
-            page.timed(waiting, labels, some.total as f64 / 1e6);
+            page.add_timed(stalled, labels, full.total as f64 / 1e6);
+            page.add_timed(waiting, labels, some.total as f64 / 1e6);
         }
     }
 }
 
 /// Adds the series of the network of a process, or of the machine.
-fn network(page: &mut Page, labels: &str, process: Option<u32>) {
+fn add_network(page: &mut Page, labels: &str, process: Option<u32>) {
     for Interface { name, counts, .. } in interfaces_of(process) {
         let labels = format!("{labels},interface={name:?}");
+        // The positions are the columns of `/proc/net/dev`.
         let of = |at: usize| counts.get(at).copied().unwrap_or(0) as f64;
         for (name, at) in [
             ("container_network_receive_bytes_total", 0),
@@ -580,7 +585,7 @@ fn network(page: &mut Page, labels: &str, process: Option<u32>) {
             ("container_network_transmit_errors_total", 10),
             ("container_network_transmit_packets_dropped_total", 11),
         ] {
-            page.timed(name, &labels, of(at));
+            page.add_timed(name, &labels, of(at));
         }
     }
 }
@@ -625,7 +630,7 @@ mod tests {
             ..Details::default()
         };
         let mut page = Page::new(Timestamp::from_secs(3));
-        series(&mut page, &subject.labels(), &details);
+        add_series(&mut page, &subject.labels(), &details);
         let text = page.text();
         let labels = "container=\"main\",id=\"/kubepods/podu/c\",image=\"node.test/busybox:1\",\
                       name=\"c\",namespace=\"n\",pod=\"p\"";

@@ -64,6 +64,7 @@ pub struct StatsSource<'a> {
     pub only_cpu_and_memory: bool,
 }
 
+/// A reading of the CPU time of a cgroup, and the rate up to then.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Duration,
@@ -84,6 +85,7 @@ struct Walk {
 pub struct Stats {
     samples: Mutex<HashMap<String, Sample>>,
     walks: Mutex<HashMap<PathBuf, Walk>>,
+    /// Held while folders are measured.
     walking: Arc<async_lock::Mutex<()>>,
 }
 
@@ -112,20 +114,27 @@ impl Stats {
         self.walks.lock().retain(|_, walk| now.saturating_sub(walk.at) < limit);
     }
 
-    /// Waits for the measurement of folders before. One that has begun cannot be cancelled, so that
-    /// clients which come and go could begin any number.
-    pub async fn turn(&self) -> MutexGuardArc<()> {
+    /// Waits until no other measurement of folders runs, and holds off the next ones until the
+    /// guard is dropped. A measurement cannot be cancelled: without this, clients which come and go
+    /// could begin any number.
+    pub async fn lock_walks(&self) -> MutexGuardArc<()> {
         self.walking.lock_arc().await
     }
 
-    /// The file system of a folder, with what the folder uses of it. `None`: the folder does not
-    /// exist.
-    fn measured(&self, source: &StatsSource<'_>, folder: &Path, period: Duration) -> Option<Fs> {
+    /// Measures what a folder uses of its file system, at most once in `period`. `None`: the folder
+    /// does not exist.
+    fn measure_folder(
+        &self,
+        source: &StatsSource<'_>,
+        folder: &Path,
+        period: Duration,
+    ) -> Option<Fs> {
         let disk = disk(&source.now.to_string(), folder)?;
         let walk = self.walk(folder, source.monotonic, period);
         Some(Fs { used_bytes: Some(walk.bytes), inodes_used: Some(walk.inodes), ..disk })
     }
 
+    /// Returns what a folder uses: what was measured last, or after `period` a new measurement.
     fn walk(&self, folder: &Path, now: Duration, period: Duration) -> Walk {
         let last = self.walks.lock().get(folder).copied();
         let is_new = |walk: &Walk| now.saturating_sub(walk.at) < period;
@@ -137,10 +146,11 @@ impl Stats {
         })
     }
 
-    /// What the container of a process has written to its own layer, where that is an overlay's.
+    /// Measures what the container of a process has written to its own layer, where that is an
+    /// overlay's.
     fn rootfs(&self, source: &StatsSource<'_>, process: u32) -> Option<Fs> {
         let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
-        self.measured(source, Path::new(upper_folder(&mounts)?), WALK_PERIOD)
+        self.measure_folder(source, Path::new(upper_folder(&mounts)?), WALK_PERIOD)
     }
 
     /// Converts the usage of the cgroup at `path` to the form of the summary, with the rate of CPU
@@ -179,7 +189,7 @@ impl Stats {
         }
     }
 
-    /// Measures all. Blocks.
+    /// Measures the node and its pods. Blocks.
     pub fn summary(&self, source: &StatsSource<'_>) -> Summary {
         self.tidy(source.monotonic);
         Summary {
@@ -262,7 +272,7 @@ impl Stats {
                 used: self.used(source, &below, &usage),
                 rootfs: rootfs.and_then(|process| self.rootfs(source, process)),
                 logs: (!source.only_cpu_and_memory)
-                    .then(|| self.measured(source, &logs, WALK_PERIOD))
+                    .then(|| self.measure_folder(source, &logs, WALK_PERIOD))
                     .flatten(),
                 started_micros: started,
             });
@@ -302,9 +312,12 @@ impl Stats {
         })
     }
 
+    /// Measures the volumes whose files are in the pod's folder.
     fn volumes(&self, source: &StatsSource<'_>, pod: &Pod) -> Vec<OwnVolume> {
         let Some(period) = source.volume_period else { return Vec::new() };
         let all = pod.spec().volumes.iter().flatten().filter_map(|volume| {
+            // The folder of its kind, and whether it is on the node's disk. Upstream:
+            // `IsLocalEphemeralVolume`.
             let (kind, is_local) = match volume {
                 volume if volume.config_map.is_some() => ("configmap", true),
                 volume if volume.secret.is_some() => ("secret", false),
@@ -316,7 +329,7 @@ impl Stats {
                 }
             };
             let folder = source.folders.volume(&pod.uid(), kind, &volume.name);
-            let fs = self.measured(source, &folder, period)?;
+            let fs = self.measure_folder(source, &folder, period)?;
             let stats = VolumeStats { fs, name: volume.name.clone(), claim: None };
             Some(OwnVolume { stats, is_local })
         });
@@ -357,7 +370,7 @@ pub fn add_volumes(summary: &mut Summary, measured: &HashMap<Uid, Vec<MeasuredVo
     }
 }
 
-/// What the volumes of claims hold, for metrics: by namespace and claim.
+/// Returns what the volumes of claims hold, for metrics: by namespace and claim.
 pub fn claim_amounts(
     pods: &[Arc<Pod>],
     measured: &HashMap<Uid, Vec<MeasuredVolume>>,
@@ -375,7 +388,7 @@ pub fn claim_amounts(
     of_pods.collect()
 }
 
-/// A file system. `None`: the path does not exist.
+/// Returns the size and use of the file system of a path; `None`: the path does not exist.
 fn disk(time: &str, path: &Path) -> Option<Fs> {
     let stat = rustix::fs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
@@ -413,6 +426,7 @@ pub fn folder_usage(folder: &Path) -> (u64, u64) {
     (bytes, inodes)
 }
 
+/// Returns when the machine was started.
 fn boot_time() -> Timestamp {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let line = stat.lines().find_map(|line| line.strip_prefix("btime "));
@@ -420,12 +434,13 @@ fn boot_time() -> Timestamp {
     Timestamp::from_micros(seconds.saturating_mul(1_000_000))
 }
 
+/// Returns the number of threads of the machine, and their limit.
 fn rlimit(time: &str) -> Option<Rlimit> {
     let (curproc, maxpid) = processes()?;
     Some(Rlimit { time: time.to_owned(), maxpid, curproc })
 }
 
-/// The threads of the machine, and how many there can be.
+/// Returns the number of threads of the machine, and how many there can be.
 pub fn processes() -> Option<(i64, i64)> {
     let load = fs::read_to_string("/proc/loadavg").ok()?;
     // Running and all threads, as `1/234`.
@@ -433,14 +448,16 @@ pub fn processes() -> Option<(i64, i64)> {
     Some((all.parse().ok()?, max_pids()?))
 }
 
-/// The folder in which an overlay at the root keeps what is written. Of the mounts of a process.
+/// Returns the folder in which an overlay at the root keeps what is written. `mounts`: those of a
+/// process.
 fn upper_folder(mounts: &str) -> Option<&str> {
     let mut overlays = mounts.lines().filter_map(|line| line.split_once(" - overlay "));
     let (_, back) = overlays.find(|(front, _)| front.split(' ').nth(4) == Some("/"))?;
     back.rsplit(' ').next()?.split(',').find_map(|option| option.strip_prefix("upperdir="))
 }
 
-/// The network of a process, or the own one.
+/// Returns the network of a process, or of this one. Its default interface is `eth0`, or else the
+/// first.
 fn network(time: &str, process: Option<u32>) -> Option<Network> {
     let interfaces = interfaces_of(process);
     let default = interfaces.iter().find(|one| one.name == "eth0").or(interfaces.first());
@@ -448,7 +465,7 @@ fn network(time: &str, process: Option<u32>) -> Option<Network> {
     (!interfaces.is_empty()).then(|| Network { time: time.to_owned(), default, interfaces })
 }
 
-/// The interfaces of a process, or the own ones.
+/// Returns the interfaces of a process, or of this one.
 fn interfaces_of(process: Option<u32>) -> Vec<Interface> {
     let process = process.map_or("self".to_owned(), |process| process.to_string());
     let text = fs::read_to_string(format!("/proc/{process}/net/dev"));

@@ -12,7 +12,7 @@ struct Family {
     lines: String,
 }
 
-/// The text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
+/// Renders the text of `/metrics/resource`. Upstream: `resourceMetricsCollector`.
 pub fn resource_metrics(summary: &Summary) -> String {
     let mut families: BTreeMap<&'static str, Family> = BTreeMap::new();
     let millis = summary.time.to_jiff().as_millisecond();
@@ -23,16 +23,16 @@ pub fn resource_metrics(summary: &Summary) -> String {
         let _ = writeln!(family.lines, "{name}{labels} {value}{time}");
     };
     let mut used =
-        |names: [&'static str; 3], whose: [&'static str; 3], labels: &str, used: &Used| {
+        |names: [&'static str; 3], helps: [&'static str; 3], labels: &str, used: &Used| {
             if let Some(cpu) = &used.cpu {
                 let seconds = cpu.usage_core_nano_seconds as f64 / 1e9;
-                add(names[0], whose[0], "counter", labels, seconds, true);
+                add(names[0], helps[0], "counter", labels, seconds, true);
             }
             if let Some(memory) = &used.memory {
-                add(names[1], whose[1], "gauge", labels, memory.working_set_bytes as f64, true);
+                add(names[1], helps[1], "gauge", labels, memory.working_set_bytes as f64, true);
             }
             if let Some(swap) = &used.swap {
-                add(names[2], whose[2], "gauge", labels, swap.swap_usage_bytes as f64, true);
+                add(names[2], helps[2], "gauge", labels, swap.swap_usage_bytes as f64, true);
             }
         };
     let of_node =
@@ -101,7 +101,8 @@ pub fn resource_metrics(summary: &Summary) -> String {
     text + &scrape_error(false)
 }
 
-/// The metric that says whether the usage is not known: alone, when it is not.
+/// Renders the metric that says whether the usage could not be measured. It is alone on the page
+/// then.
 pub fn scrape_error(is_error: bool) -> String {
     let name = "resource_scrape_error";
     let help = "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise";

@@ -90,6 +90,7 @@ pub fn own(pod: &Pod, observed: &Observed<'_>) -> Vec<core::PodCondition> {
     .into()
 }
 
+/// What a condition says.
 #[derive(Clone)]
 struct Verdict {
     is_true: bool,

@@ -80,6 +80,7 @@ fn restarts_all(pod: &Pod, runtime: &PodStatus, before: Option<&core::PodStatus>
         || before.is_some_and(|before| is_restarting_all(before) || has_triggered(before))
 }
 
+/// Returns the status of a container of any kind, by its name.
 fn status_of<'a>(status: &'a core::PodStatus, name: &str) -> Option<&'a core::ContainerStatus> {
     let lists = [
         &status.init_container_statuses,
@@ -97,11 +98,12 @@ pub fn time(timestamp: Timestamp) -> Time {
     Time(timestamp.to_jiff())
 }
 
+/// Converts nanoseconds since 1970 to a time; `None`: the runtime has not set it.
 fn nanos(nanos: i64) -> Option<Time> {
     (nanos > 0).then(|| time(Timestamp::from_micros(nanos / 1000)))
 }
 
-/// Computes a pod's status.
+/// Computes a pod's status by the runtime, the results of probes and the last status.
 pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let has_init = !pod.init_containers().is_empty();
     let all_restart = restarts_all(pod, inputs.runtime, inputs.before);
@@ -191,7 +193,7 @@ fn ips(pod: &Pod, inputs: &StatusInputs<'_>) -> Vec<String> {
     of_family(first).into_iter().chain(of_family(!first)).cloned().collect()
 }
 
-/// The status of a pod that was not admitted. Upstream: `rejectPod`.
+/// Returns the status of a pod that was not admitted. Upstream: `rejectPod`.
 pub fn rejected(pod: &Pod, reason: &str, message: &str) -> core::PodStatus {
     core::PodStatus {
         phase: Some("Failed".to_owned()),
@@ -213,6 +215,7 @@ fn container_status(
 ) -> core::ContainerStatus {
     let newest = inputs.runtime.container(&container.name);
     let before = inputs.before.and_then(|before| status_of(before, &container.name));
+    // A container that has ended keeps its status when the runtime no longer has it.
     if let (None, Some(ended), false) = (newest, before, all_restart)
         && terminated_of(ended).is_some()
         && !inputs.waiting.contains_key(&container.name)
@@ -228,7 +231,7 @@ fn container_status(
             running: Some(core::ContainerStateRunning { started_at: nanos(status.started_at) }),
             ..Default::default()
         },
-        State::Exited => terminated(status, inputs),
+        State::Exited => terminated_state(status, inputs),
         State::Created | State::Unknown => waits(default, None),
     };
     let mut state = newest.map_or_else(|| waits(default, None), state_of);
@@ -236,7 +239,7 @@ fn container_status(
     let mut count = newest.map_or(0, |newest| newest.restart_count.try_into().unwrap_or(i32::MAX));
     match (newest, before) {
         (None, Some(before)) => {
-            let removed = removed(before, all_restart);
+            let removed = state_of_removed(before, all_restart);
             (state, last, count) = (removed.state.unwrap_or(state), removed.last, removed.count);
         }
         // A restart of all removes what ended before.
@@ -331,7 +334,8 @@ fn user(user: &User) -> core::ContainerUser {
     }
 }
 
-/// The mounts of a container; those within a mount are read-only only where that is asked for.
+/// Returns the mounts in a container's status. `is_possible`: whether the node can make what is
+/// mounted within a mount read-only too.
 fn volume_mounts(container: &Container, is_possible: bool) -> Option<Vec<core::VolumeMountStatus>> {
     let mounts = container.volume_mounts.as_ref().filter(|mounts| !mounts.is_empty())?;
     let shown = mounts.iter().map(|mount| {
@@ -353,6 +357,7 @@ fn volume_mounts(container: &Container, is_possible: bool) -> Option<Vec<core::V
     Some(shown.collect())
 }
 
+/// Returns the resources in a container's status: what a running one has, else what it is to have.
 fn resources_of(
     container: &Container,
     newest: &ContainerStatus,
@@ -402,7 +407,7 @@ struct Removed {
 
 /// Returns the state of a container that the runtime no longer has. One that was running counts as
 /// ended with an unknown end.
-fn removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
+fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
     let state = before.state.clone().unwrap_or_default();
     let ended = |reason: &str, message: &str| core::ContainerState {
         terminated: Some(core::ContainerStateTerminated {
@@ -463,7 +468,8 @@ fn restarting_condition(
     }
 }
 
-fn terminated(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> core::ContainerState {
+/// Returns the state of a container that has exited.
+fn terminated_state(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> core::ContainerState {
     let message = inputs.messages.get(&status.id).cloned();
     core::ContainerState {
         terminated: Some(core::ContainerStateTerminated {
@@ -549,12 +555,14 @@ struct End {
     is_restart_of_all: bool,
 }
 
+/// What the phase of a pod depends on, of one container.
 enum Seen {
     Running,
     Waiting,
     Stopped(End),
 }
 
+/// Returns whether a container runs, waits to run for the first time, or how it has ended last.
 fn seen(status: &core::ContainerStatus) -> Seen {
     let end = |state: &Option<core::ContainerState>, is_present| {
         let terminated = state.as_ref().and_then(|state| state.terminated.as_ref());
@@ -589,7 +597,7 @@ fn all_conditions(
     let reported = inputs.reported.iter().flat_map(|status| status.conditions.iter().flatten());
     let others = reported.filter(|condition| !conditions::is_own(&condition.type_));
     let mut all: Vec<core::PodCondition> = others.cloned().collect();
-    // It comes from one event, not from what is observed.
+    // A disruption comes from one event, not from what is observed.
     if let Some(disruption) =
         inputs.before.and_then(|before| conditions::find(before, conditions::DISRUPTION_TARGET))
     {

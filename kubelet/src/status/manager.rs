@@ -68,8 +68,8 @@ enum Due {
     Later,
 }
 
-/// Decides whether a report has to be written. No request is needed to know that. Upstream:
-/// `needsUpdate`, `needsReconcile`.
+/// Decides whether a report has to be written, without a request. Upstream: `needsUpdate`,
+/// `needsReconcile`.
 fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     let Some(api) = &report.api else { return Due::No };
     let written = written.filter(|written| written.api == api.uid());
@@ -104,11 +104,13 @@ fn may_delete(report: &Report, live: &Pod) -> bool {
 }
 
 impl State {
+    /// Puts a change off until the next retry.
     fn postpone(&mut self, change: Change, now: Duration) {
         self.later.insert(change);
         self.retry_at.get_or_insert(now.saturating_add(RETRY));
     }
 
+    /// Adds changes that are due; one that waits already keeps its time.
     fn add(&mut self, changes: impl IntoIterator<Item = Change>, now: Duration) {
         for change in changes {
             self.due.entry(change).or_insert(now);
@@ -127,7 +129,7 @@ impl Manager {
                 state.add(names.into_iter().map(Change::Mirror), self.clock.monotonic());
             }
             while let Some((change, since)) = state.due.pop_first() {
-                let work = self.take(change, since, false, &mut state);
+                let work = self.carry_out(change, since, false, &mut state);
                 if stop.unless_stopped(work).await.is_none() {
                     return;
                 }
@@ -140,7 +142,7 @@ impl Manager {
             if state.retry_at.is_some_and(|at| at <= now) {
                 state.retry_at = None;
                 for change in std::mem::take(&mut state.later) {
-                    let work = self.take(change, now, true, &mut state);
+                    let work = self.carry_out(change, now, true, &mut state);
                     if stop.unless_stopped(work).await.is_none() {
                         return;
                     }
@@ -149,7 +151,8 @@ impl Manager {
         }
     }
 
-    /// Waits for a change, the registration of the Node, or the next retry; `None`: it is stopped.
+    /// Waits for a change, the registration of the Node, or the next retry, both of which are
+    /// `Some(None)`; `None`: it is stopped.
     async fn wait(
         &self,
         changes: &Receiver<Change>,
@@ -173,7 +176,7 @@ impl Manager {
 
     /// Carries out one change: writes a pod's status, or keeps its mirror pod. What fails is
     /// postponed. `is_retry`: what another writer has changed is written too.
-    async fn take(&self, change: Change, since: Duration, is_retry: bool, state: &mut State) {
+    async fn carry_out(&self, change: Change, since: Duration, is_retry: bool, state: &mut State) {
         match &change {
             Change::Status(uid) => {
                 let Some(report) = self.pods.report(uid) else {

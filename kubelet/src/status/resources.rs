@@ -48,7 +48,7 @@ pub(super) fn of_container(
     let given = |resource, is_limit| listed(actuated, resource, is_limit);
     let Reported { cpu_request, cpu_limit, memory_limit } = match reported == Reported::default() {
         false => reported,
-        // The runtime says nothing.
+        // The runtime reports nothing: what the container was given counts.
         true => Reported {
             cpu_request: given("cpu", false).map(|cpu| cpu.milli_value()),
             cpu_limit: given("cpu", true).map(|cpu| cpu.milli_value()),

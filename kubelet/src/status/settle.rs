@@ -80,7 +80,7 @@ fn make_all_canonical(resources: &mut Option<core::ResourceRequirements>) {
 /// Brings a status to the form in which the server has it.
 fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     let most = MESSAGES / pod.all_containers().count().max(1);
-    let state = |state: &mut Option<core::ContainerState>| {
+    let normalize_state = |state: &mut Option<core::ContainerState>| {
         let Some(state) = state else { return };
         if let Some(running) = &mut state.running {
             truncate(&mut running.started_at);
@@ -104,8 +104,8 @@ fn normalize(pod: &Pod, status: &mut core::PodStatus) {
         &mut status.ephemeral_container_statuses,
     ] {
         for status in list.iter_mut().flatten() {
-            state(&mut status.state);
-            state(&mut status.last_state);
+            normalize_state(&mut status.state);
+            normalize_state(&mut status.last_state);
             make_canonical(&mut status.allocated_resources);
             make_all_canonical(&mut status.resources);
         }
@@ -145,7 +145,7 @@ fn prune(value: &mut Value) {
 
 /// Returns whether two statuses say the same, as far as they are the kubelet's.
 pub fn is_same(one: &core::PodStatus, other: &core::PodStatus) -> bool {
-    let said = |status: &core::PodStatus| {
+    let own_conditions = |status: &core::PodStatus| {
         let all = status.conditions.iter().flatten();
         let own = all.filter(|one| is_own(&one.type_) || is_shared(&one.type_));
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
@@ -163,7 +163,7 @@ pub fn is_same(one: &core::PodStatus, other: &core::PodStatus) -> bool {
             ..status.clone()
         })
     };
-    said(one) == said(other) && rest(one) == rest(other)
+    own_conditions(one) == own_conditions(other) && rest(one) == rest(other)
 }
 
 #[cfg(test)]

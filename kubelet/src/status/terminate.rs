@@ -18,7 +18,7 @@ pub fn terminate(pod: &Pod, status: &mut core::PodStatus) {
     // Init containers after the last one that began never ran.
     if let Some(init) = &mut status.init_container_statuses {
         let begun =
-            init.iter().rposition(|status| !is_waiting(status) || ended(&status.last_state));
+            init.iter().rposition(|status| !is_waiting(status) || has_ended(&status.last_state));
         init.iter_mut().take(begun.unwrap_or_default() + 1).for_each(set_unknown);
     }
     if !pod.is_static() && !is_terminal(status.phase.as_deref()) {
@@ -30,13 +30,13 @@ fn is_waiting(status: &core::ContainerStatus) -> bool {
     status.state.as_ref().is_none_or(|state| state.waiting.is_some())
 }
 
-fn ended(state: &Option<core::ContainerState>) -> bool {
+fn has_ended(state: &Option<core::ContainerState>) -> bool {
     state.as_ref().is_some_and(|state| state.terminated.is_some())
 }
 
 /// Marks a container as ended with an unknown outcome, unless it is known to have ended.
 fn set_unknown(status: &mut core::ContainerStatus) {
-    if ended(&status.state) {
+    if has_ended(&status.state) {
         return;
     }
     let message = "The container could not be located when the pod was terminated";
@@ -54,7 +54,7 @@ fn set_unknown(status: &mut core::ContainerStatus) {
 fn is_initialized(pod: &Pod, status: &core::PodStatus) -> bool {
     let Some(last) = pod.init_containers().last() else { return true };
     let mut containers = status.container_statuses.iter().flatten();
-    if containers.any(|status| ended(&status.last_state) || !is_waiting(status)) {
+    if containers.any(|status| has_ended(&status.last_state) || !is_waiting(status)) {
         return true;
     }
     let mut init = status.init_container_statuses.iter().flatten();

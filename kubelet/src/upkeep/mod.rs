@@ -151,7 +151,7 @@ pub fn evictions(
 }
 
 impl Upkeep {
-    /// Runs until stopped.
+    /// Runs all of the upkeep until stopped.
     pub async fn run(self, stop: StopToken) {
         let rotation = async {
             match &self.rotation {
@@ -171,6 +171,7 @@ impl Upkeep {
         }
     }
 
+    /// Removes containers that have ended, and those of pods that are gone, periodically.
     async fn containers(&self) {
         let manager = self.kubelet.manager();
         let mut has_failed = false;
@@ -308,7 +309,7 @@ impl Upkeep {
         Ok(Noted { observations, has_image_disk, met })
     }
 
-    /// Returns whether a pod was evicted for its own limits.
+    /// Evicts the pods that exceed their own limits, and returns whether there were any.
     async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, Error> {
         let usage = self.kubelet.usage(false).await.map_err(Error::Usage)?;
         let mut has_evicted = false;
@@ -324,6 +325,7 @@ impl Upkeep {
         Ok(has_evicted)
     }
 
+    /// Evicts a pod with an event, and returns true. A critical pod stays, and the result is false.
     fn evict_pod(
         &self,
         pod: &Arc<Pod>,
