@@ -23,7 +23,7 @@ pub fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error
     from.deserialize_str(Text)
 }
 
-/// As [`duration`], for a field that may be absent.
+/// Deserializes as [`duration`] does, for a field that may be absent.
 pub fn some_duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     duration(from).map(Some)
 }

@@ -32,12 +32,12 @@ impl Object for Service {
 }
 
 impl Service {
-    /// Whether load balancers are what its type asks for.
+    /// Returns whether load balancers are what its type asks for.
     pub fn is_load_balancer(&self) -> bool {
         self.spec.type_.as_deref() == Some("LoadBalancer")
     }
 
-    /// Whether only nodes with an endpoint take its traffic. Upstream:
+    /// Returns whether only nodes with an endpoint take its traffic. Upstream:
     /// `servicehelper.RequestsOnlyLocalTraffic`.
     pub fn wants_only_local_traffic(&self) -> bool {
         matches!(self.spec.type_.as_deref(), Some("LoadBalancer" | "NodePort"))
@@ -143,7 +143,7 @@ impl Object for Node {
 }
 
 impl Node {
-    /// The status of a condition; `None`: there is no such condition.
+    /// Returns the status of a condition; `None`: there is no such condition.
     pub fn condition(&self, name: &str) -> Option<&str> {
         Some(&self.status.condition(name)?.status)
     }

@@ -40,11 +40,11 @@ pub struct Settings {
 /// `Instances` and `Zones`, which `InstancesV2` replaces: a zone is part of
 /// [`InstanceMetadata`].
 pub trait Cloud: Send + Sync + 'static {
-    /// The provider's name, with which its provider ids begin.
+    /// Returns the provider's name, with which its provider ids begin.
     fn provider_name(&self) -> &str;
 
-    /// Whether the cloud needs no id of the cluster, or has one. Without one the manager starts
-    /// only with `--allow-untagged-cloud`.
+    /// Returns whether the cloud needs no id of the cluster, or has one. Without one the manager
+    /// starts only with `--allow-untagged-cloud`.
     fn has_cluster_id(&self) -> bool {
         true
     }
@@ -76,10 +76,11 @@ pub trait Cloud: Send + Sync + 'static {
 /// [`Error::ImplementedElsewhere`] to `ensure` and `update`, but still deletes what it made.
 /// Upstream: `cloudprovider.LoadBalancer`.
 pub trait LoadBalancer: Send + Sync {
-    /// The name of the load balancer in the cloud. [`default_load_balancer_name`] is a choice.
+    /// Returns the name of the load balancer in the cloud. [`default_load_balancer_name`] is a
+    /// choice.
     fn name(&self, service: &Service) -> String;
 
-    /// The status of the load balancer; `None`: it does not exist.
+    /// Returns the status of the load balancer; `None`: it does not exist.
     fn get<'a>(&'a self, service: &'a Service) -> Answer<'a, Option<LoadBalancerStatus>>;
 
     /// Makes the load balancer what the Service asks for, with these nodes as its targets.
@@ -100,10 +101,10 @@ pub trait LoadBalancer: Send + Sync {
 /// The machines of Nodes. A provider looks for a machine by the Node's provider id, and by other
 /// properties while that is empty. Upstream: `cloudprovider.InstancesV2`.
 pub trait Instances: Send + Sync {
-    /// Whether the machine exists, running or not. After a no the Node is deleted.
+    /// Returns whether the machine exists, running or not. After a no the Node is deleted.
     fn exists<'a>(&'a self, node: &'a Node) -> Answer<'a, bool>;
 
-    /// Whether the machine exists and does not run.
+    /// Returns whether the machine exists and does not run.
     fn is_shut_down<'a>(&'a self, node: &'a Node) -> Answer<'a, bool>;
 
     /// Returns what becomes part of the Node. [`Error::InstanceNotFound`]: there is no such
@@ -132,8 +133,8 @@ pub struct InstanceMetadata {
     pub additional_labels: BTreeMap<String, String>,
 }
 
-/// Whether a label is of Kubernetes: its prefix is `kubernetes.io` or `k8s.io`, or ends with one of
-/// them after a dot.
+/// Returns whether a label is of Kubernetes: its prefix is `kubernetes.io` or `k8s.io`, or ends
+/// with one of them after a dot.
 pub fn is_kubernetes_label(name: &str) -> bool {
     let Some((prefix, _)) = name.split_once('/') else { return false };
     ["kubernetes.io", "k8s.io"].iter().any(|domain| {
@@ -143,7 +144,7 @@ pub fn is_kubernetes_label(name: &str) -> bool {
 
 /// The routes to the pods of Nodes. Upstream: `cloudprovider.Routes`.
 pub trait Routes: Send + Sync {
-    /// All managed routes of this cluster.
+    /// Returns all managed routes of this cluster.
     fn list(&self) -> Answer<'_, Vec<Route>>;
 
     /// Makes a route, with a name of the provider's choice. `name_hint`: a text that is unique to the
@@ -187,7 +188,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error that is only a text.
+    /// Creates an error that is only a text.
     pub fn other(message: impl Into<String>) -> Error {
         Error::Other(message.into().into())
     }

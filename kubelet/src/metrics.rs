@@ -31,7 +31,7 @@ const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 3
 /// `ProberDuration`.
 pub static PROBES: LazyLock<ProbeMetrics> = LazyLock::new(ProbeMetrics::new);
 
-/// Creates a metric that is not registered: it is on a page of its own.
+/// Creates a metric that is not registered: the caller renders it.
 fn unregistered<M: Metric>(name: &str, help: &str, labels: &[&str]) -> M {
     let spec = Spec { name, help, labels, buckets: Vec::new() };
     M::new(spec).expect("the names are valid")

@@ -146,8 +146,8 @@ pub trait PodExt {
         self.all_containers().find(|container| container.name == name)
     }
 
-    /// Whether a container mounts a volume, or has it as a device; the others are not set up.
-    /// Upstream: `GetPodVolumeNames`.
+    /// Returns whether a container mounts a volume, or has it as a device; other volumes are not
+    /// set up. Upstream: `GetPodVolumeNames`.
     fn uses_volume(&self, volume: &str) -> bool {
         let names = |mounts: &Option<Vec<core::VolumeMount>>,
                      devices: &Option<Vec<core::VolumeDevice>>| {

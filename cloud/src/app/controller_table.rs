@@ -8,7 +8,7 @@ use crate::controllers::{lifecycle, node, route, service};
 
 const NODE_IPAM: &str = "node-ipam-controller";
 
-/// The controllers, in the order in which they start. All are on by default.
+/// Returns the rows of the controllers, in the order in which they start. All are on by default.
 pub fn controllers() -> Vec<Descriptor> {
     let mut rows = vec![
         row("cloud-node-controller")

@@ -37,7 +37,7 @@ pub fn main(args: &[String]) -> ExitCode {
     }
 }
 
-/// The text of `--help`.
+/// Returns the text of `--help`.
 pub fn usage() -> String {
     let rows = controller_table::controllers();
     let (controllers, off) = names(&rows);

@@ -240,8 +240,8 @@ impl Assignment {
     }
 
     /// Gives the Service its addresses: they are in its annotations when this returns. A Service
-    /// that gets none, or lacks one that it prefers to have, is kept in `waiting`. `cached`: the
-    /// Service in the cache of the caller.
+    /// that cannot get them now, or lacks one that it prefers to have, is kept in `waiting`.
+    /// `cached`: the Service in the cache of the caller.
     ///
     /// # Errors
     /// See [`Failure`].
@@ -260,9 +260,9 @@ impl Assignment {
         assigned
     }
 
-    /// Decides for a Service by the cache. If there is something to write, or the cached Service
-    /// lost its reserved addresses, decides again by the live Service and writes that, repeated
-    /// after conflicts.
+    /// Decides for a Service by the cache. If something is to be written, or the Service is refused
+    /// although it has reserved addresses, decides again by the live Service and writes that,
+    /// repeated after conflicts.
     async fn attempt(&self, parts: &Parts, cached: &Service) -> Result<Plan, Failure> {
         let (key, uid) = (cached.meta.key(), &cached.meta.uid);
         // With leader migration the caller has another cache.
@@ -320,7 +320,7 @@ impl Assignment {
         Pools::new(parts.maps.get(&key).map(|map| map.data.clone()))
     }
 
-    /// As [`State::decide`], with the Services and pools of the caches.
+    /// Decides as [`State::decide`], with the Services and pools of the caches.
     fn decide(&self, parts: &Parts, service: &Service) -> Result<(Plan, Option<Value>), Refusal> {
         let pools = self.pools(parts);
         let mut state = self.state.lock();
@@ -369,7 +369,7 @@ impl Assignment {
         Err(Failure::Busy("the Service changes all the time"))
     }
 
-    /// Whether the Service has addresses of this provider.
+    /// Returns whether the Service has addresses of this provider.
     pub fn has_given(&self, service: &Service) -> bool {
         let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
         is_labelled
@@ -427,7 +427,7 @@ impl Assignment {
     }
 }
 
-/// Whether a Service is to have addresses.
+/// Returns whether a Service is to have addresses.
 fn may_have(service: &Service) -> bool {
     wants_load_balancer(service) && !service.meta.is_being_deleted()
 }
@@ -458,7 +458,7 @@ fn losing_claims(claims: &[Claim]) -> BTreeSet<usize> {
     losing
 }
 
-/// Whether a change may free an address, or give one address to two Services.
+/// Returns whether a change may free an address, or give one address to two Services.
 fn changes_claims(change: &Change<'_, Service>) -> bool {
     let claim = |service: &Service| Claim::of(service, &[], false);
     match change {

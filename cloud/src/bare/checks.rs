@@ -74,8 +74,8 @@ impl Results {
         Results { failures, unreachable_since: since }
     }
 
-    /// Returns what these results mean: an unreachable machine is shut down or gone, as the
-    /// configuration says, and gone after `gone_after` in any case.
+    /// Returns what these results mean. A machine that is unreachable is shut down or gone, as the
+    /// configuration says; one that is shut down is gone after `gone_after`.
     fn verdict(&self, now: Duration, check: &Check) -> Verdict {
         let Some(since) = self.unreachable_since else { return Verdict::Runs };
         let is_over = check.gone_after.is_some_and(|after| now.saturating_sub(since) >= after);
@@ -323,12 +323,12 @@ async fn get_by_tls(
     get(stream, address, path).await
 }
 
-/// Whether most machines are not reached: the manager itself is likely to be cut off.
+/// Returns whether most machines are not reached: the manager itself is likely to be cut off.
 fn is_cut_off(unreached: usize, nodes: usize) -> bool {
     unreached > nodes / 2
 }
 
-/// Whether it is still the same Node, and not ready.
+/// Returns whether `latest` is still the same Node, and not ready.
 fn is_same_unready(latest: &Node, node: &Node) -> bool {
     latest.meta.uid == node.meta.uid && !is_ready(latest)
 }

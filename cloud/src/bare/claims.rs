@@ -44,18 +44,18 @@ fn parse(text: &str) -> Result<Vec<IpAddr>, String> {
     text.split(',').map(parse).collect()
 }
 
-/// Addresses with commas between, as annotations have them.
+/// Formats addresses with commas between, as annotations have them.
 pub fn show(addresses: &[IpAddr]) -> String {
     let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
     texts.join(",")
 }
 
-/// The value of `spec.loadBalancerIP`, if it has one.
+/// Returns the value of `spec.loadBalancerIP`, if it has one.
 pub fn field(service: &Service) -> Option<&str> {
     service.spec.load_balancer_ip.as_deref().filter(|text| !text.is_empty())
 }
 
-/// Whether a Service is one that the cloud's service controller gives a load balancer.
+/// Returns whether a Service is one that the cloud's service controller gives a load balancer.
 pub fn wants_load_balancer(service: &Service) -> bool {
     let is_load_balancer = service.spec.type_.as_deref() == Some("LoadBalancer");
     is_load_balancer && service.spec.load_balancer_class.is_none()
@@ -65,7 +65,7 @@ fn annotation<'a>(service: &'a Service, key: &str) -> Option<&'a str> {
     service.meta.annotations.get(key).filter(|value| !value.is_empty())
 }
 
-/// The addresses that this provider gave the Service before.
+/// Returns the addresses that this provider gave the Service before.
 pub fn given(service: &Service) -> Vec<IpAddr> {
     annotation(service, GIVEN_ADDRESSES).and_then(|text| parse(text).ok()).unwrap_or_default()
 }
@@ -78,14 +78,14 @@ fn granted(service: &Service) -> Vec<IpAddr> {
     requested.into_iter().filter(|address| granted.contains(address)).collect()
 }
 
-/// The addresses in the Service's status.
+/// Returns the addresses in the Service's status.
 pub fn in_status(service: &Service) -> Vec<IpAddr> {
     let status = service.status.load_balancer.as_ref();
     let ingress = status.and_then(|status| status.ingress.as_deref()).unwrap_or_default();
     ingress.iter().filter_map(|ingress| parse_address(ingress.ip.as_deref()?)).collect()
 }
 
-/// The pool that the Service asks for.
+/// Returns the pool that the Service asks for.
 pub fn wanted_pool(service: &Service) -> Option<&str> {
     metallb(&service.meta.annotations, "address-pool").filter(|name| !name.is_empty())
 }
@@ -178,7 +178,8 @@ impl Claim {
         claim
     }
 
-    /// Adds addresses with this hold, except those that the claim has more firmly.
+    /// Adds addresses with this hold, except those that the claim has already: the firmest holds
+    /// are added first.
     fn add(&mut self, addresses: &[IpAddr], hold: Hold) {
         for address in addresses {
             // 0.0.0.0 stands for an address by DHCP: the announcer gets another one.
@@ -192,8 +193,8 @@ impl Claim {
         self.addresses.iter().find(|(own, _)| *own == address).map(|(_, hold)| *hold)
     }
 
-    /// Whether this Service keeps an address, and not `other`, which has or wants it too: the one
-    /// with the firmer hold keeps it, then the older one.
+    /// Returns whether this Service keeps an address, and not `other`, which has or wants it too:
+    /// the one with the firmer hold keeps it, then the older one.
     pub fn precedes(&self, other: &Claim, address: IpAddr) -> bool {
         let hold = |claim: &Claim| claim.hold(address).unwrap_or(Hold::Requested);
         let order =
@@ -222,7 +223,7 @@ impl Claim {
         }
     }
 
-    /// Whether the Service prefers addresses that others have to free ones.
+    /// Returns whether the Service takes an address that others have rather than a free one.
     pub fn prefers_shared(&self, family: Family) -> bool {
         self.sharing_key.is_none() && self.shares_in_namespace && family == Family::V4
     }

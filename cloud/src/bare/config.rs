@@ -249,6 +249,7 @@ impl Config {
 }
 
 impl MapName {
+    /// Checks that the name of the ConfigMap and its namespace are set.
     fn validate(&self) -> Result<(), String> {
         for (field, text) in [("namespace", &self.namespace), ("name", &self.name)] {
             if text.is_empty() {
@@ -301,7 +302,7 @@ impl Nodes {
         self.check.as_ref().map_or(Ok(()), Check::validate)
     }
 
-    /// What the file says of one machine.
+    /// Returns what the file says of one machine.
     pub fn machine(&self, name: &str) -> Option<&Machine> {
         self.machines.iter().find(|machine| machine.name == name)
     }
@@ -354,7 +355,7 @@ impl Check {
     }
 }
 
-/// Whether a text can be the target of a request.
+/// Returns whether a text can be the target of a request.
 fn is_path_and_query(text: &str) -> bool {
     // A fragment is parsed, and would not be sent.
     !text.contains('#') && text.parse::<PathAndQuery>().is_ok()

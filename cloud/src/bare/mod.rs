@@ -35,7 +35,7 @@ pub const NAME: &str = "bare";
 /// The service account of the provider's controllers, with `--use-service-account-credentials`.
 const ACCOUNT: &str = "bare-cloud-provider";
 
-/// A controller of the provider.
+/// Returns the profile of a controller of the provider.
 const fn profile(name: &'static str) -> Profile {
     Profile { account: ACCOUNT, ..Profile::new(name) }
 }
@@ -73,6 +73,8 @@ impl Cloud for Bare {
         NAME
     }
 
+    /// Returns the controllers of the provider: the one that gives addresses, if any, and the one
+    /// that checks machines, if it is configured.
     fn initialize(&self, context: &Arc<ControllerContext>) -> Result<Vec<Controller>, String> {
         let mut controllers = Vec::new();
         match &self.balancer {

@@ -145,7 +145,7 @@ fn is_local(service: &Service) -> bool {
     service.spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
-/// Whether a change may give other Services a port, or take it.
+/// Returns whether a change may give other Services a port, or take it from them.
 fn changes_others(change: &Change<'_, Service>) -> bool {
     match change {
         Change::Added { new, .. } => is_balanced(new),
@@ -160,6 +160,7 @@ fn changes_others(change: &Change<'_, Service>) -> bool {
     }
 }
 
+/// Returns whether a change of a node may change the addresses of Services.
 fn changes_nodes(change: &Change<'_, Node>) -> bool {
     let Change::Updated { old, new } = change else {
         return !matches!(change, Change::Resync { .. });

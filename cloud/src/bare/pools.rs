@@ -88,7 +88,7 @@ impl Pool {
 }
 
 impl Pools {
-    /// The pools in this data. `None`: there is no ConfigMap.
+    /// Creates the pools of this data. `None`: there is no ConfigMap.
     pub fn new(data: Option<Labels>) -> Pools {
         Pools { data }
     }
@@ -145,14 +145,14 @@ impl Pools {
         Ok(Pool { key: key.clone(), text: text.to_owned(), addresses, order })
     }
 
-    /// Whether Services of the namespace may share addresses.
+    /// Returns whether Services of the namespace may share addresses.
     pub fn allows_sharing(&self, namespace: &str) -> bool {
         // As Go's `strconv.ParseBool`.
         let value = self.setting("allow-share", namespace);
         value.is_some_and(|value| matches!(value, "1" | "t" | "T" | "true" | "TRUE" | "True"))
     }
 
-    /// The interface on which the namespace's addresses are announced.
+    /// Returns the interface on which the namespace's addresses are announced.
     pub fn interface(&self, namespace: &str) -> Option<&str> {
         self.setting("interface", namespace)
     }

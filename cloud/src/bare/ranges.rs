@@ -17,7 +17,7 @@ impl Family {
         }
     }
 
-    /// The family of this name in `spec.ipFamilies`.
+    /// Returns the family of this name in `spec.ipFamilies`.
     pub fn parse(name: &str) -> Option<Family> {
         match name {
             "IPv4" => Some(Family::V4),
@@ -26,7 +26,7 @@ impl Family {
         }
     }
 
-    /// The name in `spec.ipFamilies`.
+    /// Returns the name in `spec.ipFamilies`.
     pub fn name(self) -> &'static str {
         match self {
             Family::V4 => "IPv4",
@@ -41,7 +41,7 @@ pub fn parse_address(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// The address as a number.
+/// Returns the address as a number.
 fn bits(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_bits().into(),
@@ -49,7 +49,7 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
-/// The address of a family with this number, which is one of that family.
+/// Returns the address with this number, which is a number of the family.
 fn address(family: Family, bits: u128) -> IpAddr {
     match family {
         Family::V4 => IpAddr::V4(Ipv4Addr::from_bits(u32::try_from(bits).unwrap_or(u32::MAX))),
@@ -100,8 +100,8 @@ impl Range {
     }
 }
 
-/// Whether an address ends in 0 or 255: it may be one of a network or of broadcasts, with any
-/// length of its prefix.
+/// Returns whether an address ends in 0 or 255: it may be one of a network or of broadcasts, with
+/// any length of its prefix.
 fn is_reserved(of: IpAddr) -> bool {
     matches!(of, IpAddr::V4(of) if matches!(of.octets()[3], 0 | 255))
 }

@@ -28,7 +28,7 @@ metrics! {
         "[ALPHA] The total number of cloud provider API calls, labeled by operation and result.";
 }
 
-/// Whether the metrics are served: from 1.37 on. Pull request 137964.
+/// Returns whether the metrics are served: from 1.37 on. Pull request 137964.
 fn has_metrics() -> bool {
     followed() >= Release::V1_37
 }

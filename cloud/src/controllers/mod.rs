@@ -27,7 +27,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Those of the program that made the controller.
+    /// Returns the parts of the program that made the controller.
     fn of(c: &Controller) -> Result<Arc<Parts>, String> {
         c.extension::<Parts>().ok_or_else(|| format!("{}: there is no cloud", c.name()))
     }

@@ -14,7 +14,7 @@ fn pairs(labels: &Labels) -> BTreeMap<String, String> {
     labels.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-/// An absent text is empty in a message.
+/// Returns a text for a message, in which an absent one is empty.
 fn text(value: &Option<String>) -> String {
     value.clone().unwrap_or_default()
 }

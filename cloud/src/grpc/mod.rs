@@ -125,7 +125,7 @@ impl Remote {
     }
 }
 
-/// The name of a method: the last part of its path.
+/// Returns the name of a method: the last part of its path.
 fn name(method: &str) -> &str {
     method.rsplit('/').next().unwrap_or(method)
 }
@@ -140,7 +140,7 @@ fn observe(method: &str, took: Duration, is_error: bool) {
     }
 }
 
-/// An answer that follows the protocol and cannot be used.
+/// Returns the error of an answer that follows the protocol and cannot be used.
 fn malformed(method: &str, what: &str) -> Error {
     Error::other(format!("{}: {what}", name(method)))
 }

@@ -163,12 +163,12 @@ impl CloudOptions {
         problems
     }
 
-    /// The Nodes that the node lifecycle controller checks at once.
+    /// Returns how many Nodes the node lifecycle controller checks at once.
     pub fn node_lifecycle_workers(&self) -> usize {
         usize::try_from(self.concurrent_node_lifecycle_syncs).unwrap_or(1)
     }
 
-    /// The workers that update the status of Nodes.
+    /// Returns how many workers update the addresses of Nodes.
     pub fn node_status_workers(&self) -> usize {
         let given = Some(self.concurrent_node_status_updates).filter(|count| *count > 0);
         usize::try_from(given.unwrap_or(self.concurrent_node_syncs)).unwrap_or(1)

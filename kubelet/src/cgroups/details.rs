@@ -166,7 +166,7 @@ fn stalls(text: &str) -> Option<Pressure> {
 fn v1(files: &Files<'_>) -> Details {
     let cpu = files.number("cpuacct", "cpuacct.usage").map(|usage| {
         let ticks = files.text("cpuacct", "cpuacct.stat").unwrap_or_default();
-        // Of 10 ms each.
+        // A tick is 10 ms.
         let nanos = |name: &str| field(&ticks, name).unwrap_or(0).saturating_mul(10_000_000);
         let stat = files.text("cpu", "cpu.stat").unwrap_or_default();
         Cpu {

@@ -137,6 +137,7 @@ impl Cgroups {
     /// # Errors
     /// With the path that cannot be made.
     pub fn start(&self, limits: Limits) -> io::Result<()> {
+        // Pods of an existing one may use more: the caller sets that limit later, and retries.
         if !self.hierarchy.exists(&self.all_pods()) {
             self.limit_pods(limits)?;
         }

@@ -276,6 +276,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, Error> {
             (DESTINATION, "s") => destination = header.text()?,
             (SIGNATURE, "g") => signature = header.signature()?,
             (REPLY_SERIAL, "u") => of = header.u32()?,
+            // Other fields are skipped, by their type.
             (_, "s" | "o") => drop(header.text()?),
             (_, "u") => drop(header.u32()?),
             (_, "g") => drop(header.signature()?),

@@ -7,7 +7,7 @@ use crate::cgroups::pod_amount;
 use crate::pod::{Container, Pod, PodExt, is_restartable_init, quantity};
 use crate::stats::PodStats;
 
-/// Whether a pod limits what it may use of the node's disk.
+/// Returns whether a pod limits what it may use of the node's disk.
 pub fn has_local_limits(pod: &Pod) -> bool {
     let volumes = pod.spec().volumes.iter().flatten();
     let mut volumes = volumes.filter_map(|volume| volume.empty_dir.as_ref());

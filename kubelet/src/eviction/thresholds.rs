@@ -51,7 +51,7 @@ impl Signal {
         found.ok_or_else(|| Error::UnknownSignal(name.to_owned()))
     }
 
-    /// The resource that is low.
+    /// Returns the resource that is low when the signal is.
     pub fn resource(self) -> &'static str {
         match self {
             Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => "memory",
@@ -73,8 +73,8 @@ impl Signal {
         }
     }
 
-    /// Whether to remove unused containers and images before pods. `has_image_disk`: images have a
-    /// disk of their own. Upstream: `buildSignalToNodeReclaimFuncs`.
+    /// Returns whether to remove unused containers and images before pods. `has_image_disk`: images
+    /// have a disk of their own. Upstream: `buildSignalToNodeReclaimFuncs`.
     pub fn reclaims_images(self, has_image_disk: bool) -> bool {
         match self {
             Signal::ImageFsAvailable | Signal::ImageFsInodesFree => true,

@@ -68,6 +68,7 @@ impl Error {
 
 impl Heartbeats {
     pub fn new(client: &Client, clock: SharedClock, limit: Duration) -> Heartbeats {
+        // A rate of 0 is no limit.
         let client = client.for_lease().with_limits(0.0, 1);
         Heartbeats { client, clock, limit }
     }

@@ -137,6 +137,7 @@ impl NodeResources {
         }
         let capacity = &*capacity;
         let allocatable = status.allocatable.get_or_insert_default();
+        // Extended resources that are no longer in the capacity are dropped.
         allocatable.retain(|name, _| capacity.contains_key(name) || !is_extended(name));
         let parsed = |text: &ApiQuantity| text.0.parse::<Quantity>().unwrap_or_default();
         let mut pages = Quantity::ZERO;

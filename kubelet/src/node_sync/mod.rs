@@ -212,6 +212,7 @@ impl NodeSync {
     /// shutdown, of the volumes in use, or of the first attempt at the CSINode.
     async fn sync_regularly(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         loop {
+            // Listened to before the sync, so that no change during it is missed.
             let changed =
                 kubelet.shutdown_changed().or(kubelet.manager().volumes.in_use().changed());
             let csi_node = self.csi_node.as_ref().map(NodeInfo::attempted);
@@ -345,6 +346,7 @@ impl NodeSync {
         .await
     }
 
+    /// Records events of the node.
     fn record(&self, events: &[NodeEvent]) {
         for NodeEvent { is_warning, reason, message } in events {
             match is_warning {
@@ -402,8 +404,8 @@ impl NodeSync {
         Ok(())
     }
 
-    /// Whether a Node that was watched has the volumes that were written last: an older one would
-    /// show a volume as reported that the API server does not know any more.
+    /// Returns whether a Node that was watched has the volumes that were written last: an older one
+    /// would show a volume as reported that the API server does not know any more.
     fn shows_volumes(&self, node: &core::Node) -> bool {
         let written = self.state.written.lock();
         let shown = status_of(node).volumes_in_use.as_deref().unwrap_or_default();

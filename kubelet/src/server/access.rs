@@ -49,6 +49,7 @@ pub async fn build(
         token_ttl: authentication.webhook.cache_ttl.0,
         authorized_ttl: authorization.webhook.cache_authorized_ttl.0,
         unauthorized_ttl: authorization.webhook.cache_unauthorized_ttl.0,
+        // With `AlwaysAllow` no path is reviewed.
         always_allow: allows_all.then(|| "*".to_owned()).into_iter().collect(),
         always_allow_groups: Vec::new(),
     };

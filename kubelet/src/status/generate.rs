@@ -52,7 +52,7 @@ pub struct StatusInputs<'a> {
 /// Why a container has ended that was removed for that.
 const RESTARTING_ALL_CONTAINERS: &str = "RestartingAllContainers";
 
-/// Whether a status says that all containers are being removed, to start again.
+/// Returns whether a status says that all containers are being removed, to start again.
 pub fn is_restarting_all(status: &core::PodStatus) -> bool {
     is_true(status, ALL_CONTAINERS_RESTARTING)
 }

@@ -171,7 +171,7 @@ impl Upkeep {
         }
     }
 
-    /// Removes containers that have ended, and those of pods that are gone, periodically.
+    /// Removes what no pod needs, periodically: containers that have ended, sandboxes and logs.
     async fn containers(&self) {
         let manager = self.kubelet.manager();
         let mut has_failed = false;

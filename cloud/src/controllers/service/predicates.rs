@@ -15,19 +15,19 @@ const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers"
 /// The cluster autoscaler sets it on a node that it is about to delete.
 const TO_BE_DELETED: &str = "ToBeDeletedByClusterAutoscaler";
 
-/// Whether this controller makes a load balancer for a Service. A Service with a class leaves that
-/// to the controller of the class.
+/// Returns whether this controller makes a load balancer for a Service. A Service with a class
+/// leaves that to the controller of the class.
 pub fn wants_load_balancer(service: &Service) -> bool {
     service.is_load_balancer() && service.spec.load_balancer_class.is_none()
 }
 
-/// Whether the load balancer of a Service is to be deleted, as its finalizer says.
+/// Returns whether the load balancer of a Service is to be deleted, as its finalizer says.
 pub fn needs_cleanup(service: &Service) -> bool {
     service.meta.has_finalizer(FINALIZER)
         && (service.meta.is_being_deleted() || !service.is_load_balancer())
 }
 
-/// Whether a change of a Service matters to its load balancer.
+/// Returns whether a change of a Service matters to its load balancer.
 pub fn needs_update(old: &Service, new: &Service) -> bool {
     let wanted = (wants_load_balancer(old), wants_load_balancer(new));
     if wanted == (false, false) {
@@ -54,14 +54,14 @@ fn list<T>(list: &Option<Vec<T>>) -> &[T] {
     list.as_deref().unwrap_or_default()
 }
 
-/// Whether a status is to be written. `written`: the version of the Service that the last write
-/// made; a Service of the cache that is older does not show its present status.
+/// Returns whether a status is to be written. `written`: the version of the Service that the last
+/// write made; a Service of the cache that is older does not show its present status.
 pub fn needs_status(service: &Service, status: &LoadBalancerStatus, written: u64) -> bool {
     let is_older = service.meta.resource_version < written;
     is_older || !same_status(service.status.load_balancer.as_ref(), status)
 }
 
-/// Whether two statuses have the same addresses. Absent and empty lists are the same.
+/// Returns whether two statuses have the same addresses. Absent and empty lists are the same.
 fn same_status(old: Option<&LoadBalancerStatus>, new: &LoadBalancerStatus) -> bool {
     let ingress = |status: &LoadBalancerStatus| -> Vec<LoadBalancerIngress> {
         status.ingress.clone().unwrap_or_default()
@@ -69,26 +69,26 @@ fn same_status(old: Option<&LoadBalancerStatus>, new: &LoadBalancerStatus) -> bo
     old.map(ingress).unwrap_or_default() == ingress(new)
 }
 
-/// Whether a node may be behind load balancers as its label says. A value that is no bool excludes
-/// it.
+/// Returns whether a node may be behind load balancers as its label says. A value that is no bool
+/// excludes it.
 fn is_included(node: &Node) -> bool {
     let excluded = node.meta.labels.get(EXCLUDED);
     matches!(excluded, None | Some("0" | "f" | "F" | "false" | "FALSE" | "False"))
 }
 
-/// Whether a node belongs behind load balancers. Its readiness does not count: load balancers have
-/// health checks. Upstream: `stableNodeSetPredicates`.
+/// Returns whether a node belongs behind load balancers. Its readiness does not count: load
+/// balancers have health checks. Upstream: `stableNodeSetPredicates`.
 fn is_target(node: &Node) -> bool {
     !node.meta.is_being_deleted() && is_included(node) && !node.has_taint(TO_BE_DELETED)
 }
 
-/// Whether a change of a node may change the targets of load balancers. The taint is no reason: a
-/// node that is about to be deleted keeps its connections until then.
+/// Returns whether a change of a node may change the targets of load balancers. The taint is no
+/// reason: a node that is about to be deleted keeps its connections until then.
 pub fn should_sync(old: &Node, new: &Node) -> bool {
     is_included(old) != is_included(new) || old.spec.provider_id != new.spec.provider_id
 }
 
-/// The nodes behind load balancers, in the order of their names.
+/// Returns the nodes behind load balancers, in the order of their names.
 pub fn targets(nodes: Vec<Arc<Node>>) -> Vec<Arc<Node>> {
     let mut nodes: Vec<_> = nodes.into_iter().filter(|node| is_target(node)).collect();
     nodes.sort_by(|a, b| a.meta.name.cmp(&b.meta.name));

@@ -61,7 +61,7 @@ impl Records {
         *before.unwrap_or_default() != **targets
     }
 
-    /// The version that the last write of its status made; 0: it is not known.
+    /// Returns the version that the last write of its status made; 0: it is not known.
     pub fn status(&self, key: &ObjectKey) -> u64 {
         self.records.lock().get(key).map_or(0, |record| record.status)
     }
@@ -91,7 +91,7 @@ impl Records {
         }
     }
 
-    /// The Services that have or may have a load balancer.
+    /// Returns the Services that have or may have a load balancer.
     pub fn keys(&self) -> Vec<ObjectKey> {
         let records = self.records.lock();
         let known = records.iter().filter(|(_, record)| record.service.is_some());
