@@ -218,7 +218,7 @@ impl Resources {
     }
 }
 
-/// Formats a limit of cgroup v2; a negative one is none.
+/// Formats a limit of cgroup v2; a negative one means no limit.
 fn limit(value: i64) -> String {
     match value {
         0.. => value.to_string(),

@@ -59,7 +59,7 @@ impl MachineInfo {
     }
 }
 
-/// Returns the content of the first file that can be read; empty: there is none.
+/// Returns the content of the first file that can be read; empty if no file can.
 fn first_of(root: &Path, files: &[&str]) -> String {
     let mut texts = files.iter().filter_map(|file| fs::read_to_string(root.join(file)).ok());
     let text = texts.next().unwrap_or_default();
