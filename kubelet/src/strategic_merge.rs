@@ -3,7 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-/// Returns the members that differ: objects by their own members, lists whole. Null: it is removed.
+/// Returns the members of `new` that differ from those of `old`: objects by their own members,
+/// lists whole. Null: the member is removed.
 pub fn changed_members(old: &Value, new: &Value) -> Map<String, Value> {
     let mut changed = Map::new();
     for (name, value) in new.as_object().into_iter().flatten() {

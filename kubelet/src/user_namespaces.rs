@@ -163,7 +163,8 @@ struct Used {
 }
 
 impl UserNamespaces {
-    /// Takes over the ranges of the pods whose folders are below `pods`.
+    /// Checks the ids of the node, and takes over the ranges of the pods whose folders are below
+    /// `pods`.
     ///
     /// # Errors
     /// The ids do not suffice for `max_pods`, or a pod's file has not what a pod can have.

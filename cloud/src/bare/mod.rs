@@ -156,6 +156,7 @@ impl LoadBalancer for Balancer {
         })
     }
 
+    /// Takes the addresses of pools back from the Service.
     fn ensure_deleted<'a>(&'a self, service: &'a Service) -> Answer<'a, ()> {
         Box::pin(async move {
             match self {

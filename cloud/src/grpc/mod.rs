@@ -221,6 +221,7 @@ impl LoadBalancer for Remote {
         default_load_balancer_name(service)
     }
 
+    /// Asks the provider for the status of the load balancer.
     fn get<'a>(&'a self, service: &'a Service) -> Answer<'a, Option<LoadBalancerStatus>> {
         Box::pin(async move {
             let request = api::GetLoadBalancerRequest {
@@ -236,6 +237,8 @@ impl LoadBalancer for Remote {
         })
     }
 
+    /// Calls the provider to make the load balancer what the Service asks for, and returns its
+    /// status.
     fn ensure<'a>(
         &'a self,
         service: &'a Service,
@@ -261,6 +264,7 @@ impl LoadBalancer for Remote {
         })
     }
 
+    /// Calls the provider with the new nodes of the load balancer.
     fn update<'a>(&'a self, service: &'a Service, nodes: &'a [Arc<Node>]) -> Answer<'a, ()> {
         Box::pin(async move {
             let request = api::UpdateLoadBalancerRequest {
@@ -278,6 +282,7 @@ impl LoadBalancer for Remote {
         })
     }
 
+    /// Calls the provider to delete the load balancer.
     fn ensure_deleted<'a>(&'a self, service: &'a Service) -> Answer<'a, ()> {
         Box::pin(async move {
             let request = api::DeleteLoadBalancerRequest {
@@ -321,6 +326,7 @@ impl Routes for Remote {
         })
     }
 
+    /// Calls the provider to make a route.
     fn create<'a>(&'a self, name_hint: &'a str, route: &'a Route) -> Answer<'a, ()> {
         Box::pin(async move {
             let request = api::CreateRouteRequest {
@@ -333,6 +339,7 @@ impl Routes for Remote {
         })
     }
 
+    /// Calls the provider to delete a route.
     fn delete<'a>(&'a self, route: &'a Route) -> Answer<'a, ()> {
         Box::pin(async move {
             let request = api::DeleteRouteRequest {

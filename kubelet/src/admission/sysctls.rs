@@ -165,8 +165,8 @@ impl Allowlist {
     }
 }
 
-/// Returns the form with dots: names whose first separator is a slash have the two exchanged, as a
-/// dot may be part of a device's name. Upstream: `NormalizeName`.
+/// Returns the name with dots as its separators. A name whose first separator is a slash has the
+/// two exchanged, as a dot may be part of a device's name. Upstream: `NormalizeName`.
 fn with_dots(name: &str) -> String {
     match name.find(['.', '/']).map(|at| &name[at..=at]) {
         Some("/") => name

@@ -19,7 +19,8 @@ use crate::whole_object::WholeObject;
 /// A pod waits this long for a newer Node.
 const FETCH_LIMIT: Duration = Duration::from_secs(10);
 
-/// Builds what decides about new pods. `client`: that of the API server, with the name of the Node.
+/// Builds the rules by which new pods are admitted. `client`: that of the API server; `node`: the
+/// name of the Node.
 ///
 /// # Errors
 /// The setting that is refused.
@@ -42,7 +43,8 @@ pub(super) fn admission(
     })
 }
 
-/// Returns a function that reads the Node from the API server. `None`: it fails, or takes too long.
+/// Returns a function that reads the Node from the API server; its result is `None` if that fails
+/// or takes too long.
 fn fetch_node(client: &Client, node: &str, clock: &SharedClock) -> FetchNode {
     let (client, key, clock) = (client.clone(), ObjectKey::cluster(node), clock.clone());
     Box::new(move || {

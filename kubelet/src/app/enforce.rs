@@ -109,7 +109,7 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Reads from the configuration which cgroups limits are enforced on. Upstream:
+    /// Reads from the configuration for which cgroups limits are enforced. Upstream:
     /// `ValidateKubeletConfiguration`.
     ///
     /// # Errors

@@ -31,8 +31,9 @@ pub struct Identity {
     pub lost: Boxed<&'static str>,
 }
 
-/// Gets the node's client certificate where a bootstrap is asked for, and begins to renew it, and
-/// the serving certificate. `None`: stopped meanwhile.
+/// Makes the client of the API server and the serving certificate, and starts to renew the
+/// certificates. Where a bootstrap is asked for, it gets the first client certificate. `None`:
+/// stopped meanwhile.
 pub async fn establish(
     settings: &Settings,
     own: &OwnNode,
@@ -99,7 +100,7 @@ pub async fn establish(
     Ok(Some(Identity { client: Some(client), serving: Some(serving), lost }))
 }
 
-/// Keeps the names in the serving certificate those of the Node.
+/// Sets the addresses of the Node in the serving certificate, again and again, as they may change.
 async fn follow_addresses(
     serving: ServingCertificate,
     own: OwnNode,

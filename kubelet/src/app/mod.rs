@@ -468,7 +468,7 @@ fn keep_node(
     drop(task::spawn(async move { node_sync.run(&heartbeats, &kubelet, stop).await }));
 }
 
-/// Starts what registers drivers, and what keeps volumes.
+/// Starts the task that registers drivers, and the volume manager, which is returned.
 fn keep_volumes(parts: Parts, stop: &StopToken) -> VolumeManager {
     let server = parts.server.as_ref();
     let server = server.map(|server| (server.csi_node.clone(), server.csi_drivers.clone()));
@@ -554,8 +554,8 @@ fn socket(flag: &'static str, endpoint: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Waits for the runtime, and checks what it is: its name and driver of cgroups.
-/// Upstream: `NewRemoteRuntimeService`, `updateRuntimeUp`.
+/// Waits until the runtime answers, and returns its name and the driver of cgroups. Upstream:
+/// `NewRemoteRuntimeService`, `updateRuntimeUp`.
 async fn check_runtime(
     runtime: &RuntimeService,
     configuration: &Configuration,

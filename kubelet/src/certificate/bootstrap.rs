@@ -232,7 +232,7 @@ fn check_usable(path: &Path, clock: &SharedClock) -> Result<(), String> {
     check_expiration(&text, clock.now())
 }
 
-/// Checks each certificate of a chain.
+/// Checks that no certificate of a chain is expired.
 fn check_expiration(chain: &[u8], now: Timestamp) -> Result<(), String> {
     for der in pem::certificates(chain) {
         let end = Certificate::from_der(&der)?.not_after();

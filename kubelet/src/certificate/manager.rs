@@ -311,8 +311,8 @@ impl Manager {
         !self.current().is_some_and(|pair| satisfies(&pair.leaf, &wanted))
     }
 
-    /// Records by an error whether the API server is reachable and only refuses. Upstream:
-    /// `updateServerError`.
+    /// Records, by the error of a request, whether the API server has answered it: a refusal is an
+    /// answer too. Other errors say nothing about that. Upstream: `updateServerError`.
     pub fn note_answer(&self, error: &Error) {
         let is_answer = match error {
             // A proxy that ends TLS may answer with 401.

@@ -142,7 +142,8 @@ impl Store {
         Ok(None)
     }
 
-    /// Makes this the current certificate. When it fails, the former one stays current.
+    /// Writes a certificate and makes it the current one. When it fails, the former one stays
+    /// current.
     pub fn update(&self, pair: &Pair, now: Timestamp) -> Result<(), Error> {
         fs::create_dir_all(&self.folder).map_err(Error::file(&self.folder))?;
         let (current, updated) = (self.current_path(), self.updated_path());

@@ -113,7 +113,7 @@ impl Systemd {
         made.map(drop).map_err(|error| fault(slice, &error))
     }
 
-    /// Ends a slice.
+    /// Stops a slice, and removes it where it has failed.
     ///
     /// # Errors
     /// One that names the slice.

@@ -119,7 +119,8 @@ pub fn first_process(hierarchy: &Hierarchy, path: &str) -> Option<u32> {
     processes.lines().next()?.parse().ok()
 }
 
-/// Reads a cgroup's memory from its files; both versions name the fields differently.
+/// Computes the memory of a cgroup from its usage, its limit and the content of `memory.stat`,
+/// whose fields have other names in each version.
 fn memory(usage: u64, limit: Option<u64>, stat: &str, is_v2: bool) -> Memory {
     let of = |v1: &str, v2: &str| field(stat, if is_v2 { v2 } else { v1 }).unwrap_or(0);
     Memory {

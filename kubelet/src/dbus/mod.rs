@@ -124,7 +124,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Calls a method.
+    /// Calls a method and waits for its answer; signals that come meanwhile are kept.
     ///
     /// # Errors
     /// It answers with an error, or not at all.

@@ -61,7 +61,8 @@ impl Signal {
         }
     }
 
-    /// Returns the condition of the node. Upstream: `signalToNodeCondition`.
+    /// Returns the pressure that the node is under while the signal is low. Upstream:
+    /// `signalToNodeCondition`.
     pub fn pressure(self) -> Pressure {
         match self {
             Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => Pressure::Memory,

@@ -66,8 +66,8 @@ pub fn capacity(machine: &MachineInfo, pods: PodLimit, storage_bytes: Option<i64
 }
 
 impl NodeResources {
-    /// Reads what is reserved. `reserved_cpus`: they take the place of both reservations of CPU.
-    /// Upstream: `parseResourceList`.
+    /// Parses what is reserved for the system and for Kubernetes' own programs. `reserved_cpus`, if
+    /// given, takes the place of both reservations of CPU. Upstream: `parseResourceList`.
     ///
     /// # Errors
     /// One that names the flag and the resource.

@@ -132,8 +132,8 @@ pub fn set(node: &mut core::Node, inputs: &Inputs) -> Vec<NodeEvent> {
     events
 }
 
-/// Sets what the machine and the programs are. Returns an event when the machine has been restarted.
-/// Upstream: `nodestatus.MachineInfo`, `VersionInfo`, `GoRuntime`.
+/// Sets the facts about the machine and its programs, and the kubelet's port. Returns an event when
+/// the machine has been restarted. Upstream: `nodestatus.MachineInfo`, `VersionInfo`, `GoRuntime`.
 fn set_info(status: &mut core::NodeStatus, inputs: &Inputs, name: &str) -> Option<NodeEvent> {
     let Constants { machine, kubelet_version, runtime_name, kubelet_port, .. } = &*inputs.constants;
     let info = status.node_info.get_or_insert_default();
@@ -187,8 +187,9 @@ fn set_runtime(status: &mut core::NodeStatus, inputs: &Inputs) {
     status.declared_features = Some(inputs.constants.declared_features.clone());
 }
 
-/// Lists the largest images. Those of the same size have an order too, else the status changes with
-/// that of the runtime's list. Upstream: `nodestatus.Images`, `GetImageList`, `ByImageSize`.
+/// Sets the list of the largest images. Those of the same size have an order too, else the status
+/// changes with that of the runtime's list. Upstream: `nodestatus.Images`, `GetImageList`,
+/// `ByImageSize`.
 fn set_images(status: &mut core::NodeStatus, inputs: &Inputs) {
     let mut images = inputs.images.clone().unwrap_or_default();
     images.sort_by(|one, other| (other.size_bytes, &other.id).cmp(&(one.size_bytes, &one.id)));

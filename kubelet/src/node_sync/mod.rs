@@ -159,7 +159,7 @@ impl NodeSync {
         self.own.set_initial(node);
     }
 
-    /// Keeps the Node until stopped.
+    /// Registers the Node, and keeps its status in the API server up to date until stopped.
     pub async fn run(&self, heartbeats: &Heartbeats, kubelet: &Kubelet, stop: StopToken) {
         let regular = self.sync_regularly(heartbeats, kubelet);
         let fast = self.sync_when_ready(heartbeats, kubelet);

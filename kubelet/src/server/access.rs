@@ -159,8 +159,8 @@ fn verb(access: &Access) -> &str {
     }
 }
 
-/// Lists the subresources of the node of which one is needed for a path, which is compared as it
-/// was sent: routes see it so too. The fine one comes first.
+/// Lists the subresources of the node that a path stands for: access to one of them suffices. The
+/// path is compared as it was sent, as routes do. The finer one comes first.
 fn subresources(path: &str) -> Vec<&'static str> {
     let is = |of: &str| {
         path.strip_prefix(of).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

@@ -44,7 +44,7 @@ const ACTIONS: [(&str, Action); 6] = [
     ("/checkpoint", Action::Checkpoint),
 ];
 
-/// Adds the routes to containers.
+/// Adds the routes of requests to containers.
 pub fn install(routes: &Routes, kubelet: &Arc<Kubelet>, limits: &StreamLimits) {
     for (path, action) in ACTIONS {
         let (kubelet, limits) = (kubelet.clone(), limits.clone());

@@ -26,8 +26,9 @@ pub enum End {
     Idle(Duration),
 }
 
-/// Copies until both sides have sent their ends, one of them breaks, or no byte comes through for
-/// `idle`. An end is passed on. Both connections are closed when it returns or is dropped.
+/// Copies bytes between two connections until both have sent their ends, one of them breaks, or no
+/// byte comes through for `idle`. An end is passed on. Both connections are closed when it returns
+/// or is dropped.
 pub async fn copy<A, B>(one: A, other: B, idle: Duration, clock: &SharedClock) -> End
 where
     A: AsyncRead + AsyncWrite + Unpin,

@@ -99,8 +99,8 @@ pub struct SecurePort<'a> {
 }
 
 impl SecurePort<'_> {
-    /// Serves until stopped. The file with authorities of clients is read again when it changes, the
-    /// certificate with each handshake.
+    /// Serves the port with authentication until stopped. The file with authorities of clients is
+    /// read again when it changes, the certificate with each handshake.
     ///
     /// # Errors
     /// A setting does not fit, a file cannot be used, or the address is in use.

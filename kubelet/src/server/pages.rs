@@ -242,6 +242,7 @@ fn running_pods(kubelet: &Arc<Kubelet>) -> Handler {
     })
 }
 
+/// Answers with the runtime's error.
 fn failed(error: &cri::Error) -> Response {
     Response::text(500, chain(error))
 }

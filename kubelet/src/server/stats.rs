@@ -11,7 +11,7 @@ use crate::causes::chain;
 use crate::kubelet::Kubelet;
 use crate::stats;
 
-/// Adds the routes.
+/// Adds the routes of what the node and its pods use.
 pub fn install(routes: &Routes, kubelet: &Arc<Kubelet>) {
     routes.add("/stats/summary", super::only(&["GET", "POST"], usage_handler(kubelet, false)));
     routes.add("/metrics/resource", usage_handler(kubelet, true));

@@ -103,7 +103,7 @@ pub async fn proxy(
     }
 }
 
-/// Sends the request to the runtime's server.
+/// Sends the request to the runtime's server, and returns its answer.
 async fn exchange(request: Request, url: &str) -> Result<hyper::Response<Incoming>, StreamError> {
     let not_url = || StreamError::NotUrl { url: url.to_owned() };
     let parsed = Url::parse(url).map_err(|_| not_url())?;

@@ -344,7 +344,7 @@ struct OwnVolume {
     is_local: bool,
 }
 
-/// Adds what the volumes of claims and drivers hold.
+/// Adds to a summary what the volumes of claims and drivers hold.
 pub fn add_volumes(summary: &mut Summary, measured: &HashMap<Uid, Vec<MeasuredVolume>>) {
     for pod in &mut summary.pods {
         let Some(volumes) = measured.get(&*pod.pod_ref.uid) else { continue };

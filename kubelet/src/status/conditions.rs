@@ -73,7 +73,7 @@ pub struct Observed<'a> {
 }
 
 /// Computes the conditions of the kubelet without the times of their last change.
-pub fn own(pod: &Pod, observed: &Observed<'_>) -> Vec<core::PodCondition> {
+pub fn kubelet_conditions(pod: &Pod, observed: &Observed<'_>) -> Vec<core::PodCondition> {
     let containers_ready = containers_ready(pod, observed);
     let ready = match containers_ready.is_true {
         false => containers_ready.clone(),
@@ -381,7 +381,7 @@ mod tests {
                 was_initialized: false,
                 others: &others,
             };
-            let own = own(&pod, &observed);
+            let own = kubelet_conditions(&pod, &observed);
             for (kind, expected) in expected.as_object().into_iter().flatten() {
                 let found = own.iter().find(|condition| condition.type_ == *kind).expect(kind);
                 let shown = json!([found.status, found.reason, found.message]);

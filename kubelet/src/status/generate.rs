@@ -611,7 +611,7 @@ fn all_conditions(
         was_initialized: inputs.before.is_some_and(|before| is_true(before, "Initialized")),
         others: &all,
     };
-    let own = conditions::own(pod, &observed);
+    let own = conditions::kubelet_conditions(pod, &observed);
     all.extend(own);
     all
 }

@@ -9,8 +9,8 @@ pub fn is_terminal(phase: Option<&str>) -> bool {
     matches!(phase, Some("Succeeded" | "Failed"))
 }
 
-/// Marks containers whose end was not seen as failed, and the pod too if it has no terminal phase
-/// yet. As upstream, a static pod keeps its phase.
+/// Gives containers whose end was not seen an unknown end, and the pod the phase `Failed` if it has
+/// no terminal phase yet. As upstream, a static pod keeps its phase.
 pub fn terminate(pod: &Pod, status: &mut core::PodStatus) {
     if is_initialized(pod, status) {
         status.container_statuses.iter_mut().flatten().for_each(set_unknown);
