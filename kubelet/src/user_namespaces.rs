@@ -259,6 +259,7 @@ impl UserNamespaces {
     fn restore(&self, uid: &Uid, used: &mut Used) -> Result<Option<IdMapping>, Error> {
         let path = self.file(uid);
         let content = match fs::read(&path) {
+            // An empty file has no ids.
             Ok(content) if content.is_empty() => return Ok(None),
             Ok(content) => content,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

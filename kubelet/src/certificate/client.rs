@@ -32,9 +32,10 @@ pub struct ClientCertificate {
 }
 
 impl ClientCertificate {
-    /// Chooses the first certificate: that of the store, or else of the kubeconfig; or none, until
-    /// the bootstrap credential has brought one. An administrator's certificate in the kubeconfig
-    /// itself is replaced at once. Reads and writes files, sends nothing.
+    /// Creates the client's configuration and the manager of its certificate. The first certificate
+    /// is that of the store, or else of the kubeconfig; or none, until the bootstrap credential has
+    /// brought one. An administrator's certificate in the kubeconfig itself is replaced at once.
+    /// Reads and writes files, sends nothing.
     pub fn new(places: &Places, node: &str, clock: &SharedClock) -> Result<Self, Error> {
         let Configs { bootstrap, client, is_bootstrapping } = places.configs(clock)?;
         let tls = &client.tls;

@@ -170,8 +170,8 @@ impl Manager {
     /// Renews the certificate for ever. May be dropped at any time.
     pub async fn run(&self, client: ClientFn) -> Infallible {
         loop {
-            self.until_due().await;
-            let is_renewed = self.renew_at_last(&client).await;
+            self.wait_until_due().await;
+            let is_renewed = self.renew_with_retries(&client).await;
             if is_renewed && self.state.lock().deadline <= self.clock.now() {
                 // Upstream requests another one each second.
                 log::warn!(
@@ -183,8 +183,9 @@ impl Manager {
         }
     }
 
-    /// Tries until the certificate is renewed; `false`: there is nothing to ask for any more.
-    async fn renew_at_last(&self, client: &ClientFn) -> bool {
+    /// Renews the certificate, repeated with pauses until that succeeds; `false`: there is nothing
+    /// to ask for any more.
+    async fn renew_with_retries(&self, client: &ClientFn) -> bool {
         // A certificate that could not be written is kept and used; nothing is asked for meanwhile.
         let mut issued = None;
         let mut failures = 0;
@@ -212,7 +213,7 @@ impl Manager {
 
     /// Waits until a certificate must be requested. The clock may be set and the template may
     /// change meanwhile.
-    async fn until_due(&self) {
+    async fn wait_until_due(&self) {
         loop {
             let changed = self.wanted.listen();
             let Some(due) = self.due() else {
@@ -426,7 +427,7 @@ mod tests {
         wanted.set(Some(template(&["a"])));
         let (manager, clock) = manager(&folder, Initial::Stored(pair(&["a"])), &wanted);
         let waiting = |manager: &Manager| {
-            let mut due = Box::pin(manager.until_due());
+            let mut due = Box::pin(manager.wait_until_due());
             block_on(poll_once(&mut due)).is_none()
         };
         assert!(waiting(&manager));
@@ -435,7 +436,7 @@ mod tests {
         wanted.set(Some(template(&["c"])));
         assert!(!waiting(&manager));
         wanted.set(Some(template(&[])));
-        let mut due = Box::pin(manager.until_due());
+        let mut due = Box::pin(manager.wait_until_due());
         // The clock is stepped: the sleep is short enough to notice it.
         assert!(block_on(poll_once(&mut due)).is_none());
         clock.advance(90 * HOUR);

@@ -244,6 +244,7 @@ pub fn encode(kind: &Kind, serial: u32, destination: &str, arguments: &[Argument
 /// It is no message, or too long.
 pub fn length(prefix: &[u8]) -> Result<usize, Error> {
     let mut reader = Body::new(prefix.to_vec(), prefix)?;
+    // The lengths of the body and of the header's fields.
     reader.at = 4;
     let body = reader.u32()? as usize;
     reader.at = 12;
@@ -252,12 +253,13 @@ pub fn length(prefix: &[u8]) -> Result<usize, Error> {
     (length <= MAX_MESSAGE).then_some(length).ok_or(Error::Malformed("its message is too long"))
 }
 
-/// Reads a whole message.
+/// Decodes a whole message.
 ///
 /// # Errors
 /// It is malformed.
 pub fn decode(bytes: &[u8]) -> Result<Message, Error> {
     let mut header = Body::new(bytes.to_vec(), bytes)?;
+    // After the order of bytes, the type, the flags, the version and the length of the body.
     header.at = 8;
     let serial = header.u32()?;
     let end = header.u32()? as usize + PREFIX;

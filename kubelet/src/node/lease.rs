@@ -58,6 +58,7 @@ impl LeaseController {
         }
         let (lease, is_new) = self.ensure().await;
         self.latest.clone_from(&lease);
+        // A new lease has the time of now already.
         if let Some(lease) = lease.filter(|_| !is_new)
             && !self.update(lease).await
         {

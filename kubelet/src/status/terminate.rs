@@ -19,6 +19,7 @@ pub fn terminate(pod: &Pod, status: &mut core::PodStatus) {
     if let Some(init) = &mut status.init_container_statuses {
         let begun =
             init.iter().rposition(|status| !is_waiting(status) || has_ended(&status.last_state));
+        // If none is known to have begun, the first one counts.
         init.iter_mut().take(begun.unwrap_or_default() + 1).for_each(set_unknown);
     }
     if !pod.is_static() && !is_terminal(status.phase.as_deref()) {

@@ -38,7 +38,7 @@ const IMMEDIATE_GRACE: i64 = 1;
 /// Upstream: `ImageGCPeriod`.
 const IMAGE_PERIOD: Duration = Duration::from_secs(300);
 
-/// Reads from the configuration when images are removed.
+/// Reads from the configuration when unused images are removed.
 ///
 /// # Errors
 /// One that names the field and flag.
@@ -111,7 +111,8 @@ pub struct Evictions {
     pub image_folder: parking_lot::Mutex<Option<String>>,
 }
 
-/// Reads from the configuration when pods are evicted.
+/// Reads from the configuration when pods are evicted. `limits_pods`: whether all pods together
+/// have a limit of memory.
 ///
 /// # Errors
 /// One that names the field or the signal.
@@ -248,6 +249,7 @@ impl Upkeep {
         if is_due && !period.is_zero() && pods.iter().any(is_limited) {
             *measured = Some(now);
             if self.evict_by_limits(&pods).await? {
+                // A failed observation is still an error.
                 return noted.map(|_| ());
             }
         }
