@@ -49,6 +49,7 @@ pub type ProbeLabels<'a> = [&'a str; 4];
 impl ProbeMetrics {
     const RESULTS: [&'static str; 2] = ["successful", "failed"];
 
+    /// Creates the metrics of probes, which are on a page of their own.
     fn new() -> ProbeMetrics {
         ProbeMetrics {
             results: unregistered(

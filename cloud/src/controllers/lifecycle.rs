@@ -141,6 +141,7 @@ impl Lifecycle {
     /// Deletes a Node that the cloud does not have, with an event.
     async fn delete(&self, node: &Node) {
         let name = &node.meta.name;
+        // As upstream, without the version of the Node.
         let about = ObjectReference { resource_version: 0, ..ObjectReference::to(node) };
         let message =
             format!("Deleting node {name} because it does not exist in the cloud provider");

@@ -83,6 +83,7 @@ pub fn is_running(runtime: &RuntimeService, container: &str) -> IsRunning {
                     Ok(state == Some(State::Running))
                 }
                 Err(error) if error.is_not_found() => Ok(false),
+                // The runtime has not answered: the container may run.
                 Err(error) if error.code().is_none_or(|code| code == cri::Code::Unavailable) => {
                     Ok(true)
                 }
@@ -233,7 +234,7 @@ enum Change {
     Replaced(File),
 }
 
-/// Finds out what has happened to the name of a log that is read to its end.
+/// Returns whether the log, which is read to its end, was truncated or replaced by another file.
 async fn detect_change(log: &LogFile, reading: &Reading) -> Change {
     let (log, position) = (log.clone(), reading.position);
     let Ok(own) = reading.file.metadata() else { return Change::None };

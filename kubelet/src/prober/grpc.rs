@@ -153,6 +153,7 @@ fn code_of_http(status: StatusCode) -> Code {
 /// Decides whether an outcome is a success; else returns upstream's message, which the event shows.
 fn verdict(outcome: Outcome, address: &str, within: &str) -> Result<(), String> {
     match outcome {
+        // The numbers are those of `ServingStatus`; 1 is `SERVING`.
         Outcome::Answer(1) => Ok(()),
         Outcome::Answer(status) => {
             let status = match status {

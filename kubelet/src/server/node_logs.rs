@@ -33,7 +33,7 @@ pub async fn answer(request: &Request, folder: &Path) -> Response {
             Response::text(301, "").with_header(LOCATION, &format!("{name}/"))
         }
         Ok(Found::Folder(names)) => Response::new(200, "text/html; charset=utf-8", page(&names)),
-        Ok(Found::File(file)) => whole(file),
+        Ok(Found::File(file)) => file_response(file),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             Response::text(403, "403 Forbidden\n")
         }
@@ -105,7 +105,7 @@ fn escaped_path(name: &str) -> String {
 }
 
 /// Answers with the file as it is now: what is appended meanwhile is left out.
-fn whole(file: File) -> Response {
+fn file_response(file: File) -> Response {
     let length = file.metadata().map_or(0, |data| data.len());
     let blocks = stream::unfold((file, 0), move |(file, position)| async move {
         let size = usize::try_from(BLOCK.min(length - position)).unwrap_or_default();

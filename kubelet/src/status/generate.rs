@@ -411,6 +411,7 @@ fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Remove
     let state = before.state.clone().unwrap_or_default();
     let ended = |reason: &str, message: &str| core::ContainerState {
         terminated: Some(core::ContainerStateTerminated {
+            // As upstream: the code of a process that was killed.
             exit_code: 137,
             reason: Some(reason.to_owned()),
             message: Some(message.to_owned()),

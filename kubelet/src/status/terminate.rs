@@ -42,6 +42,7 @@ fn set_unknown(status: &mut core::ContainerStatus) {
     }
     let message = "The container could not be located when the pod was terminated";
     let terminated = core::ContainerStateTerminated {
+        // As upstream: the code of a process that was killed.
         exit_code: 137,
         reason: Some("ContainerStatusUnknown".to_owned()),
         message: Some(message.to_owned()),

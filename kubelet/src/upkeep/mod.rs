@@ -204,8 +204,8 @@ impl Upkeep {
         self.wait_for_sources().await;
         loop {
             let updated = manager.update_classes(&|| self.kubelet.active_pods()).await;
-            let of = cgroups.clone();
-            let pods = task::blocking(move || of.pods()).await;
+            let shared = cgroups.clone();
+            let pods = task::blocking(move || shared.pods()).await;
             if let Err(error) = updated {
                 log::error!("Failed to update QoS cgroup configuration: {error}");
             }

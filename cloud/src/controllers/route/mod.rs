@@ -271,6 +271,7 @@ impl RouteController {
             self.clock.monotonic() - start
         );
         log::error!("{message}");
+        // As upstream, without the version of the Node.
         let about = ObjectReference { resource_version: 0, ..ObjectReference::to(node) };
         self.recorder.event(&about, EventType::Warning, "FailedToCreateRoute", message);
         false
