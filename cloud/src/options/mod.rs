@@ -117,7 +117,7 @@ impl CloudOptions {
     /// Returns the faults of the flags, a line each. `known_controller`: whether `--controllers`
     /// may name it. Upstream: `CloudControllerManagerOptions.Validate`.
     pub fn problems(&self, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
-        // The other manager refuses all clouds but external ones.
+        // The other manager refuses all clouds but external ones; `node_ipam` checks the allocator.
         let shared = Options {
             cloud_provider: String::new(),
             cidr_allocator_type: String::new(),

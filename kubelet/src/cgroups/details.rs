@@ -279,6 +279,7 @@ fn v2(files: &Files<'_>) -> Details {
             oom_kills: field(&events, "oom_kill").unwrap_or(0),
             page_faults: of("pgfault"),
             major_page_faults: of("pgmajfault"),
+            // The kernel does not count those without the cgroups below.
             own_page_faults: of("pgfault"),
             own_major_page_faults: of("pgmajfault"),
             limit: files.limit("memory", "memory.max"),

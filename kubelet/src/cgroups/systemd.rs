@@ -174,7 +174,7 @@ fn start(bus: &mut Connection, slice: &str, parent: &str, is_v2: bool) -> Result
     let io_accounting = if is_v2 { "IOAccounting" } else { "BlockIOAccounting" };
     let properties = vec![
         ("Description", Value::Text(format!("libcontainer container {slice}"))),
-        // A slice is in another one by its name.
+        // Its name puts a slice into its parent, which it only has to want.
         ("Wants", Value::Texts(vec![parent.to_owned()])),
         ("MemoryAccounting", Value::Bool(true)),
         ("CPUAccounting", Value::Bool(true)),

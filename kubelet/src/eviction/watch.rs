@@ -114,6 +114,7 @@ impl Watch {
     pub fn observe(&mut self, observations: &Observations, now: Duration) -> Vec<Threshold> {
         let mut met = Vec::new();
         for (at, threshold) in self.thresholds.iter().enumerate() {
+            // One that counted stays crossed until the amount on top is free too.
             let is_crossed = is_met(threshold, observations, false)
                 || self.was_met[at] && is_met(threshold, observations, true);
             let since = match is_crossed {

@@ -77,6 +77,7 @@ fn changes(queue: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
             Ok(event) => {
                 let name = event.file_name().map(|name| name.to_string_lossy().into_owned());
                 let change = change(path, name.as_deref(), event.events());
+                // A new file that is still empty is reported when it is closed.
                 let is_early = event.events().contains(ReadFlags::CREATE)
                     && matches!(&change, Some(Change::Written(file)) if is_empty(file));
                 changes.extend(change.filter(|_| !is_early));
@@ -85,6 +86,7 @@ fn changes(queue: &OwnedFd, path: &Path) -> io::Result<Vec<Change>> {
                     return Ok(changes);
                 }
             }
+            // Without any change `AGAIN` is an error, by which the caller waits for the next one.
             Err(Errno::AGAIN) if any => return Ok(changes),
             Err(error) => return Err(error.into()),
         }

@@ -154,6 +154,7 @@ impl LogReader {
             match outcome {
                 Ok(Part::Shown(bytes)) => return Some(Ok(bytes)),
                 Ok(Part::Nothing) if !is_done => {}
+                // At the end of the file: more may follow.
                 _ if is_at_end && !is_done => match self.wait().await {
                     Ok(true) => {}
                     Ok(false) => return None,

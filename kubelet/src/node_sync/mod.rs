@@ -228,7 +228,8 @@ impl NodeSync {
         }
     }
 
-    /// Writes the status at once when the node has become ready after the start.
+    /// Waits after the start until the node is ready, and writes its status at once then. Gives up
+    /// after `FAST_GRACE`.
     async fn sync_when_ready(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         let begin = self.clock.monotonic();
         loop {

@@ -176,6 +176,7 @@ pub async fn send(
     }
     match headers.get(ACCEPT) {
         None => _ = headers.insert(ACCEPT, HeaderValue::from_static("*/*")),
+        // As upstream, an empty value removes the header.
         Some(empty) if empty.is_empty() => _ = headers.remove(ACCEPT),
         Some(_) => {}
     }

@@ -31,7 +31,7 @@ pub fn merged(live: &core::PodStatus, report: &Report, now: &Time) -> core::PodS
             conditions.push(condition.clone());
         } else if is_shared(&condition.type_) && ends && report.is_terminated {
             let mut condition = condition.clone();
-            // It waited for the end of the containers.
+            // It waited for the end of the containers, so that its time is now.
             keep_transition(&mut condition, Some(live), now);
             conditions::replace(&mut conditions, condition);
         }
