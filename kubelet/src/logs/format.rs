@@ -235,6 +235,7 @@ impl Decoder {
             && self.streams.contains(head.is_stderr);
         if is_shown && self.timestamps && self.is_new_line {
             let mut time = Vec::with_capacity(40);
+            // The zone follows the fraction of the seconds, which end at 19.
             let zone = head.time.iter().skip(19).position(|byte| b"Z+-".contains(byte));
             time.extend_from_slice(&head.time[..19]);
             // Nine digits: a write to memory does not fail.

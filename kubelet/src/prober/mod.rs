@@ -126,9 +126,9 @@ impl Probes {
         }
     }
 
-    /// Starts the probes of a pod's `running` containers that do not run yet, with the results of
-    /// the agent before this one, and stops those of its other containers. `reported`: the status that
-    /// the API server has.
+    /// Starts the probes of a pod's `running` containers, unless they run already, with the results
+    /// of the agent before this one; stops those of its other containers. `reported`: the status
+    /// that the API server has.
     pub async fn update(
         &self,
         pod: &Arc<Pod>,

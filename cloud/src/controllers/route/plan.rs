@@ -78,8 +78,9 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Compares the routes with the ranges of the Nodes: makes those that are missing, and deletes
-    /// those within `ranges` that no Node needs or that lead nowhere.
+    /// Compares the routes with the ranges of the Nodes, and plans the changes: routes that are
+    /// missing are made; those within `ranges` that no Node needs, or that lead nowhere, are
+    /// deleted.
     pub fn new(nodes: Vec<Arc<Node>>, routes: Vec<Route>, ranges: &ClusterRanges) -> Plan {
         let mut by_node: HashMap<&str, Vec<&Route>> = HashMap::new();
         for route in routes.iter().filter(|route| !route.target_node.is_empty()) {
