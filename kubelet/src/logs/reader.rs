@@ -26,6 +26,8 @@ const BLOCKS: usize = 64;
 /// How often a log that does not grow, and the state of its container, are read.
 /// Upstream: `logForceCheckPeriod`.
 const CHECK_PERIOD: Duration = Duration::from_secs(1);
+/// How long a change of a log waits for more: a busy container writes a line at a time.
+const GATHER: Duration = Duration::from_millis(10);
 
 /// A log below the folder of all logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -213,6 +215,7 @@ impl LogReader {
             if watch.changes().await.is_err() {
                 pending::<()>().await;
             }
+            follow.clock.sleep(GATHER).await;
         };
         changed.or(follow.clock.sleep(CHECK_PERIOD)).await;
         Ok(true)
