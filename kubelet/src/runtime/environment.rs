@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::error::Error as StdError;
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1 as core;
@@ -154,6 +155,41 @@ fn read_value(
     }
 }
 
+/// Quotes a text as a literal of Go. Upstream: `strconv.Quote`.
+fn quote(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for c in text.chars() {
+        let code = u32::from(c);
+        let name = match c {
+            '"' | '\\' => Some(c),
+            '\x07' => Some('a'),
+            '\x08' => Some('b'),
+            '\t' => Some('t'),
+            '\n' => Some('n'),
+            '\x0b' => Some('v'),
+            '\x0c' => Some('f'),
+            '\r' => Some('r'),
+            _ => None,
+        };
+        match name {
+            Some(name) => quoted.extend(['\\', name]),
+            // Writes to memory do not fail.
+            None if code < 0x20 || code == 0x7f => _ = write!(quoted, "\\x{code:02x}"),
+            None if is_printable(c) => quoted.push(c),
+            None if code < 0x1_0000 => _ = write!(quoted, "\\u{code:04x}"),
+            None => _ = write!(quoted, "\\U{code:08x}"),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// Returns whether a character has a form of its own. Upstream: `strconv.IsPrint`.
+fn is_printable(c: char) -> bool {
+    // After another character, so that combining marks are not escaped.
+    ['a', c].iter().collect::<String>().escape_debug().count() == 2
+}
+
 /// Returns the text of a field of the pod, for the downward API. Upstream:
 /// `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
 ///
@@ -166,7 +202,7 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
             .and_then(|rest| rest.strip_suffix("']"))
     };
     let lines = |map: &Option<std::collections::BTreeMap<String, String>>| {
-        let lines = map.iter().flatten().map(|(key, value)| format!("{key}={value:?}"));
+        let lines = map.iter().flatten().map(|(key, value)| format!("{key}={}", quote(value)));
         lines.collect::<Vec<_>>().join("\n")
     };
     if let Some(key) = key("metadata.annotations") {
@@ -298,6 +334,20 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn texts_are_quoted_as_go_quotes_them() {
+        for (text, expected) in [
+            ("", r#""""#),
+            ("a \"b\" \\", r#""a \"b\" \\""#),
+            ("\n\t\r\x07\x08\x0b\x0c", r#""\n\t\r\a\b\v\f""#),
+            ("\0\x01\x7f", r#""\x00\x01\x7f""#),
+            ("é 名 ❤\u{fe0f} e\u{301} 😀", "\"é 名 ❤\u{fe0f} e\u{301} 😀\""),
+            ("\u{85}\u{200b}\u{e0001}", r#""\u0085\u200b\U000e0001""#),
+        ] {
+            assert_eq!(quote(text), expected);
+        }
+    }
 
     #[test]
     fn references_are_expanded_once() {

@@ -423,15 +423,14 @@ mod tests {
         make_all(&folders.pods(), 0o755).unwrap();
         folders.make().unwrap();
         let mount = |name: &str| serde_json::json!({"name": name, "mountPath": "/v"});
-        let mounts = ["data", "labels", "host", "file"].map(mount);
+        let mounts = ["data", "config", "host", "file"].map(mount);
         let pod: Pod = serde_json::from_value(serde_json::json!({
             "metadata": {"name": "p", "namespace": "n", "uid": "u"},
             "spec": {
                 "containers": [{"name": "c", "volumeMounts": mounts}],
                 "volumes": [
                     {"name": "data", "emptyDir": {}},
-                    {"name": "labels", "downwardAPI": {"items": [
-                        {"path": "a/b", "fieldRef": {"fieldPath": "metadata.name"}}]}},
+                    {"name": "config", "configMap": {"name": "none", "optional": true}},
                     {"name": "host", "hostPath": {
                         "path": base.join("host/new"), "type": "DirectoryOrCreate"}},
                     {"name": "file", "hostPath": {
@@ -457,10 +456,9 @@ mod tests {
             (of_pod.join("volumes"), 0o750),
             (of_pod.join("volumes/kubernetes.io~empty-dir"), 0o750),
             (of_pod.join("volumes/kubernetes.io~empty-dir/data"), 0o777),
-            (of_pod.join("volumes/kubernetes.io~downward-api"), 0o750),
-            (of_pod.join("volumes/kubernetes.io~downward-api/labels"), 0o777),
-            (of_pod.join("volumes/kubernetes.io~downward-api/labels/..data"), 0o755),
-            (of_pod.join("volumes/kubernetes.io~downward-api/labels/a"), 0o755),
+            (of_pod.join("volumes/kubernetes.io~configmap"), 0o750),
+            (of_pod.join("volumes/kubernetes.io~configmap/config"), 0o777),
+            (of_pod.join("volumes/kubernetes.io~configmap/config/..data"), 0o755),
             (of_pod.join("containers"), 0o750),
             (of_pod.join("containers/c"), 0o750),
             (of_pod.join("etc-hosts"), 0o644),

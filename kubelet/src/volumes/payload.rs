@@ -72,7 +72,7 @@ pub fn build(
         let sources = projected.and_then(|projected| projected.sources.as_deref());
         projected_files(pod, sources.unwrap_or_default(), mode, objects, inputs)?
     };
-    Ok(Some(Written { kind, in_memory: matches!(kind, "secret" | "projected"), files }))
+    Ok(Some(Written { kind, in_memory: kind != "configmap", files }))
 }
 
 /// Builds the files of a projected volume from all its sources. Of files with the same path the
