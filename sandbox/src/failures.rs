@@ -85,6 +85,7 @@ pub fn unsupported_media(accepted: &[&str]) -> ApiError {
     )
 }
 
+/// Builds the error 405 for a verb that the resource does not serve.
 pub fn method_not_allowed() -> ApiError {
     let mut error = ApiError::new(
         405,
@@ -159,6 +160,7 @@ pub fn invalid_value(field: &str, value: &Value, why: &str) -> Cause {
     }
 }
 
+/// Builds the cause for a field that is missing; `why` may be empty.
 pub fn required(field: &str, why: &str) -> Cause {
     let more = if why.is_empty() { String::new() } else { format!(": {why}") };
     Cause {

@@ -94,9 +94,9 @@ impl Forwarder {
     ) -> Response {
         let path = ResourcePath::parse(&request.path);
         let verb = verb(&request.method, path.as_ref(), &Query::parse(&request.query));
-        let named = path.map_or_else(|| request.path.clone(), |path| path.named());
+        let resource_name = path.map_or_else(|| request.path.clone(), |path| path.named());
         let (clears, epoch) = (faults.clears(), faults.epoch());
-        let fault = faults.request(verb, &named);
+        let fault = faults.take_fault(verb, &resource_name);
         if let Some(answer) = faults.before(fault.as_ref(), clears, clock).await {
             let accept = request.header("accept").unwrap_or_default();
             return match Accept::parse(accept).plain() {
@@ -105,14 +105,14 @@ impl Forwarder {
             };
         }
         let mut response = self.forward(request).await.unwrap_or_else(|error| {
-            log::debug!("{verb} {named}: {error}");
+            log::debug!("{verb} {resource_name}: {error}");
             Response::abort()
         });
         if let Body::Stream(body) = response.body {
             // Of the answers that are streams, faults steer only watches.
             let is_watch = verb == "watch" && response.status == 200;
             response.body = Body::Stream(match is_watch {
-                true => steered(body, is_protobuf(&response.headers), faults, epoch),
+                true => with_faults(body, is_protobuf(&response.headers), faults, epoch),
                 false => body,
             });
         }
@@ -150,29 +150,29 @@ impl Forwarder {
         let body = body.read(BODY_LIMIT_BYTES).await;
         let body = body.map_err(|error| io::Error::other(format!("{error:?}")))?;
         let body = Sent((!body.is_empty()).then_some(body));
-        let mut passed = hyper::Request::builder().method(method).uri(target);
-        if let Some(all) = passed.headers_mut() {
-            *all = headers;
+        let mut outgoing = hyper::Request::builder().method(method).uri(target);
+        if let Some(target_headers) = outgoing.headers_mut() {
+            *target_headers = headers;
             for name in [CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING] {
-                all.remove(name);
+                target_headers.remove(name);
             }
             let host = HeaderValue::from_str(&self.address.to_string());
-            all.insert(HOST, host.map_err(io::Error::other)?);
+            target_headers.insert(HOST, host.map_err(io::Error::other)?);
         }
-        let passed = passed.body(body).map_err(io::Error::other)?;
+        let outgoing = outgoing.body(body).map_err(io::Error::other)?;
         let (head, body) =
-            sender.send_request(passed).await.map_err(io::Error::other)?.into_parts();
+            sender.send_request(outgoing).await.map_err(io::Error::other)?.into_parts();
         let headers = head.headers.iter();
         let headers = headers
             .filter(|(name, _)| ![CONNECTION, CONTENT_LENGTH, TRANSFER_ENCODING].contains(name))
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
-        let body = Body::Stream(self.received(body, sender));
+        let body = Body::Stream(self.stream_body(body, sender));
         Ok(Response { status: head.status.as_u16(), headers, body })
     }
 
-    /// Streams the body of an answer. After its end the connection may be used again.
-    fn received(self: Arc<Self>, body: Incoming, sender: SendRequest<Sent>) -> BodyStream {
+    /// Streams the body of an answer. At its end the connection becomes idle and may be used again.
+    fn stream_body(self: Arc<Self>, body: Incoming, sender: SendRequest<Sent>) -> BodyStream {
         let body = stream::unfold(Some((body, sender)), move |state| {
             let this = self.clone();
             async move {
@@ -219,9 +219,9 @@ impl Boundary {
         self.length.is_empty() && self.left == 0 && !self.is_in_line
     }
 
-    /// Follows the bytes that are forwarded, to know afterwards whether they end inside an event:
-    /// inside a line of JSON, or inside a message that its length of four bytes announces.
-    fn pass(&mut self, mut bytes: &[u8]) {
+    /// Records forwarded bytes, so that it is known whether they end inside an event: inside a line
+    /// of JSON, or inside a protobuf message that its length of four bytes announces.
+    fn record(&mut self, mut bytes: &[u8]) {
         if !self.is_protobuf {
             self.is_in_line = bytes.last().map_or(self.is_in_line, |last| *last != b'\n');
             return;
@@ -243,8 +243,14 @@ impl Boundary {
     }
 }
 
-/// Passes on the events of a watch, which is cut or ends with 410 when faults say so.
-fn steered(body: BodyStream, is_protobuf: bool, faults: Arc<Faults>, epoch: Epoch) -> BodyStream {
+/// Passes on the events of a watch until planned faults cut it or end it with 410. `epoch`: the
+/// state of the faults when the watch began.
+fn with_faults(
+    body: BodyStream,
+    is_protobuf: bool,
+    faults: Arc<Faults>,
+    epoch: Epoch,
+) -> BodyStream {
     let boundary = Boundary { is_protobuf, ..Boundary::default() };
     let events = stream::unfold(Some((body, boundary)), move |state| {
         let faults = faults.clone();
@@ -265,7 +271,7 @@ fn steered(body: BodyStream, is_protobuf: bool, faults: Arc<Faults>, epoch: Epoc
                 });
                 let Some(next) = next.await else { continue };
                 if let Ok(bytes) = next.as_ref()? {
-                    boundary.pass(bytes);
+                    boundary.record(bytes);
                 }
                 return Some((next?, Some((body, boundary))));
             }
@@ -305,8 +311,8 @@ mod tests {
             for cut in 0..=bytes.len() {
                 for middle in 0..=cut {
                     let mut boundary = Boundary { is_protobuf, ..Boundary::default() };
-                    boundary.pass(&bytes[..middle]);
-                    boundary.pass(&bytes[middle..cut]);
+                    boundary.record(&bytes[..middle]);
+                    boundary.record(&bytes[middle..cut]);
                     assert_eq!(boundary.is_between(), ends.contains(&cut), "{middle} {cut}");
                 }
             }

@@ -187,7 +187,7 @@ impl Sandbox {
         let handler: Handler = Arc::new(move |request| {
             let meter = counted.meter(&request);
             let answer = serve.clone().handle(request);
-            Box::pin(async move { meter.sending(answer.await) })
+            Box::pin(async move { meter.count_response(answer.await) })
         });
         let server = Server::start(address, Some(tls.clone()), handler.clone(), clock, stop)
             .await

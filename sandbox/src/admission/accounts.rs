@@ -38,14 +38,15 @@ pub fn is_needed(registry: &Registry, kind: &Kind) -> bool {
     is_pod(kind) && registry.find("", "v1", ACCOUNTS).is_some()
 }
 
-/// Waits a moment for the default account of a new namespace, if a new pod needs it.
+/// Waits until the service account `default` exists, if the new pod of `call` uses it. Gives up
+/// after `POLLS` polls: its controller creates the account shortly after the namespace.
 pub async fn await_default(store: &Store, clock: &SharedClock, call: &Call, payload: &Payload) {
     let missing = || store.get(ACCOUNTS, &call.key(DEFAULT)).is_none();
     if !missing() {
         return;
     }
-    let named = payload.object().is_ok_and(|pod| account_name(&pod) == DEFAULT);
-    if !named || store.get("namespaces", &call.namespace).is_none() {
+    let uses_default = payload.object().is_ok_and(|pod| account_name(&pod) == DEFAULT);
+    if !uses_default || store.get("namespaces", &call.namespace).is_none() {
         return;
     }
     for _ in 0..POLLS {

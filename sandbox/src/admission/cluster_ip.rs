@@ -20,6 +20,7 @@ pub fn check(store: &Store, kind: &Kind, service: &Value) -> ApiResult<()> {
     let address = text(service, "/spec/clusterIP");
     let Ok(parsed) = address.parse::<Ipv4Addr>() else { return Ok(()) };
     let taken = |other: &Stored| text(&other.value, "/spec/clusterIP") == address;
+    // The range of cluster IPs is 10.96.0.0/16.
     let why = if parsed.octets()[..2] != [10, 96] {
         "the provided network does not match the current range"
     } else if store

@@ -8,7 +8,7 @@ use crate::object::list;
 
 const FINALIZER: &str = "scheduling.k8s.io/podgroup-protection";
 
-/// Gives a new PodGroup the finalizer that its controller removes.
+/// Adds the finalizer that its controller removes to `object`, if it is a new PodGroup.
 pub fn protect(kind: &Kind, object: &mut Value) {
     let resource = &kind.resource;
     if resource.group != "scheduling.k8s.io" || resource.plural != "podgroups" {

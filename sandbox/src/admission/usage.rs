@@ -123,6 +123,7 @@ fn selects(scope: &ScopeRequirement, classes: &[&str]) -> bool {
     let Ok(selector) = scope.selector() else { return false };
     let mut named = classes.iter().filter(|class| !class.is_empty()).peekable();
     if named.peek().is_none() {
+        // No class: only `DoesNotExist` and `NotIn` select it.
         return selector.matches(&Labels::default());
     }
     named.any(|class| {
@@ -287,8 +288,8 @@ fn claim_usage(claim: &Value) -> ResourceList {
     usage
 }
 
-/// Counts the largest of the alternatives, for each class. Upstream: `claimEvaluator.Usage`,
-/// without extended resources.
+/// Returns how many devices a claim uses, by device class; of the alternatives of a request, the
+/// largest counts for each class. Upstream: `claimEvaluator.Usage`, without extended resources.
 fn device_usage(claim: &Value) -> ResourceList {
     let mut usage = ResourceList::default();
     for request in list(claim, "/spec/devices/requests") {

@@ -41,7 +41,9 @@ impl Api {
         }
         let (was, is) = (&old["status"], &new["status"]);
         let time = match was["phase"] == is["phase"] {
+            // The phase is the same: a writer that leaves out the time does not remove it.
             true if is[TIME].is_null() => was[TIME].clone(),
+            // The phase has changed, and the writer has not set a new time.
             false if is[TIME].is_null() || is[TIME] == was[TIME] => {
                 self.clock.now().to_string().into()
             }
@@ -52,9 +54,10 @@ impl Api {
         }
     }
 
-    /// Returns `new`, with the members that this write may not change restored from `old`. Errors:
-    /// from validation and preconditions.
-    pub fn changed(
+    /// Completes and checks an update: returns `new` with the members that this write may not
+    /// change restored from `old`, and with the kind's defaults. Errors: from validation and
+    /// preconditions.
+    pub fn complete_update(
         &self,
         call: &Call,
         part: Part,
@@ -128,13 +131,13 @@ impl Api {
                 self.date_phase(call, old, &mut new);
             }
             Part::Spec => {
-                new = pod_subresources::changed(&call.subresource, &new, old);
+                new = pod_subresources::with_change(&call.subresource, &new, old);
                 (kind.default)(&mut new);
             }
             Part::Raw => {}
         }
-        let counted = matches!(part, Part::Main | Part::Spec);
-        if counted && kind.has_generation && !same_content(&new, old) {
+        let raises_generation = matches!(part, Part::Main | Part::Spec);
+        if raises_generation && kind.has_generation && !same_content(&new, old) {
             let generation = old["metadata"]["generation"].as_i64().unwrap_or(0);
             new["metadata"]["generation"] = (generation + 1).into();
         }

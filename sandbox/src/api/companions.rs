@@ -36,14 +36,16 @@ pub fn local_status(now: &str) -> Value {
 }
 
 impl Api {
-    /// Updates the companions of an object after a write. `old`: `None` for a new object; `new`:
-    /// `None` for a deleted one.
+    /// Creates and deletes the objects that this server keeps beside a written one: the IPAddresses
+    /// of a Service, and the APIServices of a group. `old`: `None` for a new object; `new`: `None`
+    /// for a deleted one.
     pub fn sync_companions(&self, kind: &Kind, old: Option<&Value>, new: Option<&Value>) {
         let done = if is_service(kind) {
-            self.keep_addresses(old, new)
+            self.sync_ip_addresses(old, new)
         } else if is_definition(kind) {
             self.sync_api_services(new.or(old).map_or("", |of| text(of, "/spec/group")))
         } else if *kind.resource.group == *REGISTRATION
+            // A deleted APIService of a group that definitions serve is created again.
             && let (Some(gone), None) = (old, new)
         {
             self.sync_api_services(text(gone, "/spec/group"))
@@ -57,7 +59,7 @@ impl Api {
 
     /// Creates an IPAddress for each cluster IP that the service gains, and deletes those of the
     /// IPs that it loses. Called after each write of a service.
-    fn keep_addresses(&self, old: Option<&Value>, new: Option<&Value>) -> ApiResult<()> {
+    fn sync_ip_addresses(&self, old: Option<&Value>, new: Option<&Value>) -> ApiResult<()> {
         let Some(kind) = self.registry.find(NETWORKING, "v1", "ipaddresses") else { return Ok(()) };
         let (before, after) = (addresses(old), addresses(new));
         for address in before.iter().filter(|address| !after.contains(address)) {

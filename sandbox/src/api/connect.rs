@@ -25,8 +25,8 @@ pub enum Behind {
 }
 
 impl Api {
-    /// Returns who answers at `path`, if it is not this server: an APIService's server, or the
-    /// target of a subresource such as `proxy`.
+    /// Returns the server that a request for `path` is passed on to, or `None` if this server
+    /// answers it. It is an APIService's server, or the target of a subresource such as `proxy`.
     pub fn behind(&self, path: &str) -> Option<Behind> {
         let mut parts = path.split('/').skip(1);
         if let (Some("apis"), Some(group), Some(version)) =
@@ -47,15 +47,17 @@ impl Api {
         page.map(|page| page.items).unwrap_or_default()
     }
 
-    /// Returns the resource of a path that is passed on.
+    /// Parses a path; returns its resource if the request is passed on for its subresource (`log`,
+    /// `proxy` and others), else `None`.
     fn connected(&self, path: &str) -> Option<ResourcePath> {
-        let further = || ResourcePath::asked(path).filter(|at| at.subresource == "proxy");
-        let at = ResourcePath::parse(path).or_else(further)?;
+        // The path of a proxy continues after the subresource.
+        let with_rest = || ResourcePath::asked(path).filter(|at| at.subresource == "proxy");
+        let at = ResourcePath::parse(path).or_else(with_rest)?;
         let kind = self.registry.find(&at.group, &at.version, &at.resource)?;
         let sub = has(&kind, &at.subresource)?;
-        let is_scoped = kind.resource.namespaced != at.namespace.is_empty();
+        let scope_fits = kind.resource.namespaced != at.namespace.is_empty();
         let is_connected = matches!(sub, Subresource::Log | Subresource::Connect(_));
-        (is_scoped && is_connected).then_some(at)
+        (scope_fits && is_connected).then_some(at)
     }
 
     /// Passes a request on to the kubelet, pod or service that its subresource is about, or to the

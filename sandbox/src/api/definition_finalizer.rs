@@ -61,7 +61,8 @@ impl Api {
         changed.map(drop)
     }
 
-    /// Deletes the objects of a definition that was deleted.
+    /// Deletes all objects of a CustomResourceDefinition that is being deleted, and releases the
+    /// definition if none remains.
     pub fn empty_definition(&self, definition: &Value) -> ApiResult<()> {
         let name = text(definition, "/metadata/name");
         if self.terminating_definition(name).is_none() {
@@ -86,7 +87,8 @@ impl Api {
         self.release_definition(name)
     }
 
-    /// Removes a deleted definition that has no objects left.
+    /// Removes this server's finalizer from a definition that is being deleted, if it has no
+    /// objects left. A definition whose kinds are not served is released too.
     pub fn release_definition(&self, name: &str) -> ApiResult<()> {
         let served = self.registry.all().iter().any(|kind| kind.resource.to_string() == name);
         let objects = self.store.list(name, "", None, 1, None, &|_| true);

@@ -9,7 +9,7 @@ use crate::kinds::{self, Kind};
 use crate::object::{list, text};
 use crate::status::ApiResult;
 
-/// Lists the versions that objects have been stored in so far, in the order of their use.
+/// Returns `status.storedVersions` of a definition, with its current storage versions added.
 fn stored_versions(definition: &Value) -> Vec<Value> {
     let mut stored = list(definition, "/status/storedVersions").to_vec();
     let versions = list(definition, "/spec/versions").iter();
@@ -22,7 +22,8 @@ fn stored_versions(definition: &Value) -> Vec<Value> {
 }
 
 impl Api {
-    /// Serves the kinds of a CustomResourceDefinition and records this in its status.
+    /// Serves the kinds of a CustomResourceDefinition from now on, and fills in its names,
+    /// conditions and stored versions.
     pub fn establish(&self, definition: &mut Value) -> ApiResult<()> {
         let name = text(definition, "/metadata/name").to_owned();
         let kinds = kinds::from_crd(definition).map_err(|causes| {

@@ -80,7 +80,7 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
         }
     } else if let Some(seconds) = graceful {
         let due = now + Duration::from_secs(seconds.max(0) as u64);
-        mark(&mut marked, due, seconds);
+        set_deletion(&mut marked, due, seconds);
         grace = Some(seconds);
     }
     let finalizers = options.finalizers(kind, object);
@@ -95,7 +95,7 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
         None => {
             // Without a grace period, only finalizers keep the object.
             if !is_deleting(&marked) {
-                mark(&mut marked, now, 0);
+                set_deletion(&mut marked, now, 0);
             }
             marked["metadata"]["deletionGracePeriodSeconds"] = 0.into();
             Step::Mark(marked)
@@ -103,7 +103,9 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
     }
 }
 
-fn mark(object: &mut Value, due: Timestamp, grace: i64) {
+/// Marks an object as being deleted: sets its deletion timestamp and grace period, and raises the
+/// generation of a kind that has one.
+fn set_deletion(object: &mut Value, due: Timestamp, grace: i64) {
     let metadata = &mut object["metadata"];
     metadata["deletionTimestamp"] = due.to_string().into();
     metadata["deletionGracePeriodSeconds"] = grace.into();
@@ -160,9 +162,10 @@ impl Api {
         {
             call.warn(JOB_LEAVES_PODS.to_owned());
         }
+        // Of a kind with a grace period, upstream answers with the object marked as deleted.
         if removed && graceful_period(&call.kind, &object, &options).is_some() {
             if !is_deleting(&object) {
-                mark(&mut object, self.clock.now(), 0);
+                set_deletion(&mut object, self.clock.now(), 0);
             }
             object["metadata"]["deletionGracePeriodSeconds"] = 0.into();
         }
@@ -198,8 +201,8 @@ impl Api {
                 old: Some(&old.value),
                 dry_run: options.dry_run,
             })?;
-            let definition = is_definition(kind) && !is_deleting(&old.value);
-            let step = match definition {
+            let marks_definition = is_definition(kind) && !is_deleting(&old.value);
+            let step = match marks_definition {
                 true => Step::Mark(marked_for_deletion(&old.value, &self.clock.now().to_string())),
                 false => step(kind, &old.value, options, self.clock.now()),
             };
@@ -216,7 +219,7 @@ impl Api {
                 Step::Mark(marked) if marked == old.value => return Ok((marked, false)),
                 Step::Mark(marked) => match self.store.replace(&table, &key, old.version, marked) {
                     Ok(stored) => {
-                        if definition {
+                        if marks_definition {
                             self.empty_definition(&stored.value)?;
                         }
                         return Ok((stored.value.clone(), false));
@@ -235,7 +238,8 @@ impl Api {
         }
     }
 
-    /// Answers with the objects as they were listed. Upstream: `Store.DeleteCollection`.
+    /// Deletes the selected objects of a collection, and answers with them as they were listed.
+    /// Upstream: `Store.DeleteCollection`.
     pub fn delete_collection(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
         let selection = self.selection(call)?;

@@ -199,8 +199,8 @@ impl Faults {
         self.lock().clears
     }
 
-    /// Waits until [`Self::clear`] is called once more than `before` times.
-    async fn cleared(&self, before: u64) {
+    /// Waits until [`Self::clear`] has been called since [`Self::clears`] returned `before`.
+    async fn await_clear(&self, before: u64) {
         loop {
             let changed = self.listen();
             if self.lock().clears != before {
@@ -223,7 +223,7 @@ impl Faults {
             Fault::Fail(error) => return Some(failure(error)),
             Fault::Cut => return Some(Response::abort()),
             Fault::Delay(delay) => clock.sleep(*delay).await,
-            Fault::Hold => self.cleared(clears).await,
+            Fault::Hold => self.await_clear(clears).await,
             Fault::LoseAnswer | Fault::CutAfter(_) => (),
         }
         None
@@ -251,7 +251,7 @@ impl Faults {
         self.lock().repeat_events
     }
 
-    /// Returns the number of planned faults that have not occurred yet.
+    /// Returns the targets of the planned faults that have not occurred yet.
     pub fn pending(&self) -> Vec<Target> {
         self.lock().plans.iter().map(|plan| plan.target.clone()).collect()
     }
@@ -314,8 +314,8 @@ impl Faults {
         self.lock().allowances.get(program).is_some_and(|allowance| allowance.is_over)
     }
 
-    /// Returns whether a request of `program` is served, and counts it if it is a write that its
-    /// allowance limits. See [`Self::allow_writes`].
+    /// Returns whether a request of `program` is served. A write is counted if an allowance limits
+    /// the program: see [`Self::allow_writes`].
     pub(crate) fn serves(&self, program: &str, verb: &str, resource: &str) -> bool {
         let mut state = self.lock();
         let Some(allowance) = state.allowances.get_mut(program) else { return true };
@@ -334,8 +334,8 @@ impl Faults {
         !allowance.is_over
     }
 
-    /// Counts a request and takes the fault planned for it.
-    pub fn request(&self, verb: &str, resource: &str) -> Option<Fault> {
+    /// Counts a request, and returns the fault that is planned for it, which is used up.
+    pub fn take_fault(&self, verb: &str, resource: &str) -> Option<Fault> {
         let mut state = self.lock();
         *state.counts.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;
         let at = state.plans.iter().position(|plan| plan.target.matches(verb, resource))?;
@@ -383,7 +383,7 @@ mod tests {
         let hits: Vec<Option<Fault>> = [("create", "pods"), ("get", "pods"), ("create", "pods")]
             .into_iter()
             .chain([("create", "pods")])
-            .map(|(verb, resource)| faults.request(verb, resource))
+            .map(|(verb, resource)| faults.take_fault(verb, resource))
             .collect();
         assert_eq!(hits, [Some(Fault::Cut), Some(Fault::LoseAnswer), Some(Fault::Cut), None]);
         assert_eq!(faults.pending(), []);

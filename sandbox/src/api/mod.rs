@@ -76,8 +76,8 @@ pub struct Api {
     pub bookmark_every: Duration,
 }
 
-/// Builds the question that the authorizer answers for a request. Upstream:
-/// `RequestInfoFactory.NewRequestInfo`.
+/// Returns the access that a request needs, for the authorizer: a verb with a resource, or with a
+/// path outside the resources. Upstream: `RequestInfoFactory.NewRequestInfo`.
 fn access(method: &Method, path: &str, query: &Query) -> Access {
     let Some(at) = ResourcePath::asked(path) else {
         let verb = method.as_str().to_ascii_lowercase();
@@ -92,6 +92,7 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
     // A namespace belongs to itself.
     let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
     let namespace = if namespaces { &at.name } else { &at.namespace };
+    // A list or watch of one object by its name needs access to that name only.
     let selected = matches!(verb, "list" | "watch").then(|| exact_name(query.get("fieldSelector")));
     Access {
         verb: verb.to_owned(),
@@ -138,13 +139,13 @@ impl Api {
         let mut query = Query::parse(&encoded);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);
-        let named = resource.as_ref().map_or_else(|| path.clone(), ResourcePath::named);
+        let resource_name = resource.as_ref().map_or_else(|| path.clone(), ResourcePath::named);
         // Read before the fault is taken: a clear that follows must release this request too.
         let clears = self.faults.clears();
-        let fault = self.faults.request(verb, &named);
+        let fault = self.faults.take_fault(verb, &resource_name);
         let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok());
         let program = agent.unwrap_or_default().split('/').next().unwrap_or_default();
-        if self.faults.is_away() || !self.faults.serves(program, verb, &named) {
+        if self.faults.is_away() || !self.faults.serves(program, verb, &resource_name) {
             return Response::abort();
         }
         if let Some(answer) = self.faults.before(fault.as_ref(), clears, &self.clock).await {
@@ -157,10 +158,11 @@ impl Api {
             query.fill("fieldManager", agent.split('/').next().unwrap_or_default());
         }
         let now = self.clock.now();
-        let stored = |token: &str| {
+        let user_of_stored_token = |token: &str| {
             self.legacy_token(token).or_else(|| bootstrap_token(&self.store, token, now))
         };
-        let Some(user) = self.auth.user(&peer, header("authorization"), now, stored) else {
+        let Some(user) = self.auth.user(&peer, header("authorization"), now, user_of_stored_token)
+        else {
             return failure(&failures::unauthorized());
         };
         let access = access(&method, &path, &query);
@@ -201,8 +203,8 @@ impl Api {
         }
         let user = Arc::new(user);
         let answered = match resource {
-            None => self.other(&path, query.is("verbose"), accept).await,
-            Some(at) => self.clone().resource(verb, at, query, accept, user, payload).await,
+            None => self.answer_non_resource(&path, query.is("verbose"), accept).await,
+            Some(at) => self.clone().answer_resource(verb, at, query, accept, user, payload).await,
         };
         let response = answered.unwrap_or_else(|error| failure(&error));
         match fault {
@@ -212,7 +214,12 @@ impl Api {
     }
 
     /// Answers a path that is no resource: health, version, OpenAPI and discovery.
-    async fn other(&self, path: &str, verbose: bool, accept: &Accept<'_>) -> ApiResult<Response> {
+    async fn answer_non_resource(
+        &self,
+        path: &str,
+        verbose: bool,
+        accept: &Accept<'_>,
+    ) -> ApiResult<Response> {
         match path {
             "/healthz" | "/livez" | "/readyz" if verbose => {
                 let name = path.trim_start_matches('/');
@@ -275,7 +282,7 @@ impl Api {
 
     /// Answers a request to a resource path: a review, metrics, a watch, or what [`Self::serve`]
     /// answers with the warnings of the call as headers.
-    async fn resource(
+    async fn answer_resource(
         self: Arc<Self>,
         verb: &'static str,
         at: ResourcePath,
@@ -291,6 +298,7 @@ impl Api {
             return Ok(json_response(200, &answer?));
         }
         let Some(kind) = self.registry.find(&at.group, &at.version, &at.resource) else {
+            // The core group has the version v1 only.
             // A path below an unknown group gets another answer than an unknown resource.
             let known = self.registry.all().iter().any(|kind| kind.resource.group == at.group);
             return Err(match known && !(at.group.is_empty() && at.version != "v1") {
@@ -323,7 +331,7 @@ impl Api {
         }
         let payload = match call.table().as_str() {
             "certificatesigningrequests.certificates.k8s.io" if verb == "create" => {
-                requested_by(&call.user, &payload)?
+                with_requester(&call.user, &payload)?
             }
             _ => payload,
         };
@@ -399,9 +407,9 @@ impl Api {
     }
 }
 
-/// Sets the requester of a certificate request; its own values are overwritten.
-/// Upstream: `certificates.csrStrategy.PrepareForCreate`.
-fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
+/// Returns a new certificate request with the caller as its requester, in place of the values that
+/// it came with. Upstream: `certificates.csrStrategy.PrepareForCreate`.
+fn with_requester(user: &User, payload: &Payload) -> ApiResult<Payload> {
     let mut request = payload.object()?;
     if let Some(spec) = request.get_mut("spec").and_then(Value::as_object_mut) {
         let who = user.to_json();
@@ -416,8 +424,8 @@ fn requested_by(user: &User, payload: &Payload) -> ApiResult<Payload> {
     Ok(Payload { content_type: "application/json".to_owned(), bytes: bytes.into() })
 }
 
-/// Returns the warning in every answer about a deprecated kind. Upstream: `WarningsOnCreate` and
-/// `APILifecycleDeprecated`.
+/// Returns the warning that every answer about a deprecated kind carries; `None` for other kinds.
+/// Upstream: `WarningsOnCreate` and `APILifecycleDeprecated`.
 fn deprecated(kind: &Kind) -> Option<&'static str> {
     match (&*kind.resource.group, &*kind.resource.plural) {
         ("", "endpoints") => {
@@ -441,7 +449,7 @@ fn version(minor: u32) -> Value {
     })
 }
 
-/// An empty server of the built-in kinds.
+/// Creates an empty server of the built-in kinds.
 #[cfg(test)]
 pub fn for_tests() -> Api {
     let clock = kube_controller_manager::clock::FakeClock::new(

@@ -58,7 +58,7 @@ impl serde::Serialize for Untyped<'_> {
 
 /// Returns the object that the columns of a kind read: a view is printed in its own form.
 fn printed<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
-    if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { shown(kind, stored) }
+    if kind.view.is_some() { Cow::Borrowed(&stored.value) } else { in_version_of(kind, stored) }
 }
 
 /// Builds the `PartialObjectMetadata` of an object.
@@ -72,7 +72,7 @@ pub fn partial(object: &Value) -> Value {
 /// Encodes one object's message, in the requested form.
 fn object_message(call: &Call, stored: &Stored) -> Bytes {
     let (version, kind) = message_kind(call);
-    match shown(&call.kind, stored) {
+    match in_version_of(&call.kind, stored) {
         Cow::Borrowed(_) if call.form != Form::Partial => stored.protobuf(),
         value => protobuf::message(&version, kind, &value).unwrap_or_default(),
     }
@@ -92,7 +92,7 @@ pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
         let (version, kind) = message_kind(call);
         return protobuf::envelope(&version, kind, &object_message(call, stored)).into();
     }
-    let shown = shown(&call.kind, stored);
+    let shown = in_version_of(&call.kind, stored);
     let value = match (call.form, &shown) {
         (Form::Object | Form::Aggregated, Cow::Borrowed(_)) => return stored.bytes.clone(),
         (Form::Object | Form::Aggregated, Cow::Owned(value)) => serde_json::to_vec(value),
@@ -129,7 +129,8 @@ pub fn encode_continue(version: i64, after: &str) -> String {
     )
 }
 
-/// Returns the version (negative: the newest) and the last key of the page before.
+/// Decodes a `continue` token: returns the version of the list (negative: the newest) and the last
+/// key of the page before.
 pub fn decode_continue(token: &str) -> ApiResult<(i64, String)> {
     let fault = || failures::bad_request("continue key is not valid: it can't be decoded");
     let bytes = URL_SAFE_NO_PAD.decode(token.trim_end_matches('=')).map_err(|_| fault())?;
@@ -321,8 +322,9 @@ impl Api {
                     into.push(b',');
                 }
                 match call.form {
+                    // The items of a built-in kind do not repeat the kind that the list names.
                     Form::Object if !kind.is_custom() => {
-                        let shown = shown(kind, stored);
+                        let shown = in_version_of(kind, stored);
                         into.extend(serde_json::to_vec(&Untyped(&shown)).unwrap_or_default());
                     }
                     _ => into.extend_from_slice(&object_bytes(call, stored, now)),
@@ -361,7 +363,8 @@ fn protobuf_list(call: &Call, meta: &Value, items: &[Arc<Stored>]) -> Response {
     Response::stream(200, protobuf::MEDIA_TYPE, stream)
 }
 
-/// Builds the answer 410, with a token that continues after the same key at the newest version.
+/// Builds the answer 410 for a version that has been compacted. For a list with a `continue` token,
+/// it has a token that continues after the same key at the newest version.
 fn expired(after: Option<&str>, version: u64, oldest: u64) -> Response {
     let Some(after) = after else {
         let why =

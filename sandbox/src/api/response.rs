@@ -13,6 +13,7 @@ pub fn json_response(status: u16, body: &Value) -> Response {
 
 /// Answers with the `Status` of a failure; with plain text for a path that is not served.
 pub fn failure(error: &ApiError) -> Response {
+    // Set by `failures::no_such_path`.
     if error.details["path"] == true {
         return Response::text(404, "404 page not found\n");
     }

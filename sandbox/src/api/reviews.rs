@@ -63,7 +63,7 @@ impl Api {
         }
         let mut review = payload.object()?;
         if !at.namespace.is_empty() {
-            of_namespace(&mut review, &at.namespace)?;
+            set_namespace(&mut review, &at.namespace)?;
         }
         review["status"] = answer(self, user, &at.namespace, &review)?;
         review["kind"] = kind.into();
@@ -124,6 +124,7 @@ impl Api {
         let mut faults = faults(review, !namespace.is_empty());
         if subject.name.is_empty() && subject.groups.is_empty() {
             let why = "at least one of user or group must be specified";
+            // Upstream reports the subject right after the attributes.
             faults.insert(
                 faults.iter().take_while(|fault| fault.field.ends_with("Attributes")).count(),
                 invalid_value("spec.user", &"".into(), why),
@@ -170,7 +171,7 @@ impl Api {
 
 /// Sets the namespace of a review to that of the request. Errors: 400 when it has another one.
 /// Upstream: `rest.EnsureObjectNamespaceMatchesRequestNamespace`.
-fn of_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
+fn set_namespace(review: &mut Value, namespace: &str) -> ApiResult<()> {
     if !review["metadata"].is_object() {
         review["metadata"] = json!({});
     }

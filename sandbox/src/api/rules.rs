@@ -121,7 +121,7 @@ pub fn is_namespace(kind: &Kind) -> bool {
     kind.resource.plural == "namespaces" && kind.resource.group.is_empty()
 }
 
-/// Checks that a namespace's phase says whether it is being deleted. Upstream:
+/// Returns a fault unless a namespace's phase says correctly whether it is being deleted. Upstream:
 /// `ValidateNamespaceStatusUpdate`.
 pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
     let (right, detail) = match is_deleting(namespace) {
@@ -134,7 +134,7 @@ pub fn wrong_phase(namespace: &Value) -> Option<Cause> {
 
 /// Prepares a new namespace: it gets the finalizer `kubernetes`, the phase `Active`, and a label
 /// with its name.
-pub fn finalized_by_kubernetes(namespace: &mut Value) {
+pub fn initialize_namespace(namespace: &mut Value) {
     if !namespace["spec"].is_object() {
         namespace["spec"] = json!({});
     }

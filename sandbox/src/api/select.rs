@@ -133,6 +133,7 @@ fn split_terms(text: &str) -> Vec<String> {
     terms
 }
 
+/// Parses `path=value`, `path==value` or `path!=value`; `None` for any other term.
 fn parse_term(term: &str) -> Option<FieldTerm> {
     let (path, value, equal) = if let Some((path, value)) = term.split_once("!=") {
         (path, value, false)

@@ -96,7 +96,7 @@ impl Api {
         selector: Option<&str>,
     ) -> ApiResult<Response> {
         let pointer = |path: &str| path.replace('.', "/");
-        let form = |object: &Value| {
+        let scale_of = |object: &Value| {
             let metadata = &object["metadata"];
             let mut status = json!({
                 "replicas": object.pointer(&pointer(status_replicas)).and_then(Value::as_i64).unwrap_or(0),
@@ -115,7 +115,7 @@ impl Api {
                 "status": status,
             })
         };
-        let change = |old: &Value, scale: &Value| -> ApiResult<Value> {
+        let with_scale = |old: &Value, scale: &Value| -> ApiResult<Value> {
             let name = text(scale, "/metadata/name");
             if !name.is_empty() && name != call.name {
                 return Err(failures::bad_request(format!(
@@ -159,16 +159,20 @@ impl Api {
             "get" => self.stored(call)?,
             "update" => {
                 let scale = payload.object()?;
-                self.modify(call, Part::Main, &|old| change(old, &scale))?
+                self.modify(call, Part::Main, &|old| with_scale(old, &scale))?
             }
             "patch" => self.modify(call, Part::Main, &|old| {
-                let scale =
-                    patch::apply(&call.kind, &payload.content_type, &form(old), &payload.bytes)?;
-                change(old, &scale)
+                let scale = patch::apply(
+                    &call.kind,
+                    &payload.content_type,
+                    &scale_of(old),
+                    &payload.bytes,
+                )?;
+                with_scale(old, &scale)
             })?,
             _ => return Err(failures::method_not_allowed()),
         };
-        Ok(json_response(200, &form(&stored.value)))
+        Ok(json_response(200, &scale_of(&stored.value)))
     }
 
     /// Answers a POST to `bindings`, the older form of the subresource `binding`: the body names the
@@ -260,12 +264,12 @@ impl Api {
         options.dry_run |= call.query.dry_run()?;
         let pod = self.stored(call)?;
         let phase = text(&pod.value, "/status/phase");
-        let counted =
+        let is_disruption =
             !matches!(phase, "Succeeded" | "Failed" | "Pending") && !is_deleting(&pod.value);
-        if counted {
+        if is_disruption {
             self.disrupt(call, &pod, options.dry_run)?;
         }
-        if !options.dry_run && counted {
+        if !options.dry_run && is_disruption {
             let now = self.clock.now().to_string();
             self.modify(call, Part::Raw, &|old| {
                 let mut new = old.clone();
@@ -358,12 +362,12 @@ impl Api {
             return Err(failures::bad_request("the body lacks a spec"));
         }
         let seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(3600);
-        let wrong = match seconds {
+        let fault = match seconds {
             ..600 => Some("may not specify a duration less than 10 minutes"),
             0x1_0000_0001.. => Some("may not specify a duration larger than 2^32 seconds"),
             _ => None,
         };
-        if let Some(why) = wrong {
+        if let Some(why) = fault {
             let cause = failures::invalid_value("spec.expirationSeconds", &seconds.into(), why);
             return Err(failures::invalid("authentication.k8s.io", "TokenRequest", "", &[cause]));
         }

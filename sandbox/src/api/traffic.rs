@@ -59,7 +59,8 @@ impl Traffic {
         Traffic { clock, meters: Mutex::default() }
     }
 
-    /// Counts a request; the value returned counts its answer.
+    /// Counts a request, and returns the meter that counts its response: one for each program and
+    /// verb.
     pub fn meter(&self, request: &Request) -> Arc<Meter> {
         let agent = request.header("user-agent").unwrap_or_default();
         let program = agent.split('/').next().unwrap_or_default().to_owned();
@@ -99,7 +100,7 @@ impl Meter {
 
     /// Counts bytes of an answer, and notes the time if they belong to a list, or end the list of a
     /// watch.
-    fn sent(&self, bytes: &[u8]) {
+    fn count_sent(&self, bytes: &[u8]) {
         self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         let tail = &bytes[bytes.len().saturating_sub(BOOKMARK_BYTES)..];
         let is_list = match self.verb {
@@ -121,15 +122,16 @@ impl Meter {
         }
     }
 
-    /// Counts the bytes of the response, a stream's as they are sent.
-    pub fn sending(self: Arc<Self>, response: Response) -> Response {
+    /// Counts the bytes of a response and returns it; those of a stream are counted as they are
+    /// sent.
+    pub fn count_response(self: Arc<Self>, response: Response) -> Response {
         let body = match response.body {
             Body::Full(bytes) => {
-                self.sent(&bytes);
+                self.count_sent(&bytes);
                 Body::Full(bytes)
             }
             Body::Stream(stream) => Body::Stream(Box::pin(stream.inspect(move |chunk| {
-                self.sent(chunk.as_deref().unwrap_or_default());
+                self.count_sent(chunk.as_deref().unwrap_or_default());
             }))),
             Body::Abort => Body::Abort,
         };
@@ -160,7 +162,7 @@ mod tests {
         ask("kubectl/v1", "");
         let chunks = ["ab", "cde"].map(|text| std::io::Result::Ok(Bytes::from(text)));
         let stream = Box::pin(futures_lite::stream::iter(chunks));
-        let response = watch.sending(Response::stream(200, "text/plain", stream));
+        let response = watch.count_response(Response::stream(200, "text/plain", stream));
         let Body::Stream(mut stream) = response.body else { panic!("not a stream") };
         block_on(stream.next());
         let sent = |traffic: &Traffic| traffic.of("manager")["watch"].sent_bytes;
@@ -178,7 +180,8 @@ mod tests {
             clock.advance(Duration::from_secs(1));
             let request = Request::get(&format!("/api/v1/pods?{query}"));
             let chunks = Box::pin(futures_lite::stream::once(Ok(Bytes::from(chunk))));
-            let response = traffic.meter(&request).sending(Response::stream(200, "", chunks));
+            let response =
+                traffic.meter(&request).count_response(Response::stream(200, "", chunks));
             let Body::Stream(mut stream) = response.body else { panic!("not a stream") };
             block_on(stream.next());
             traffic.listed("").map(|at| at.as_secs())

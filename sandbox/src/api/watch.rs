@@ -66,6 +66,7 @@ impl Api {
         }
         let version = parse_version(&asked)?;
         let timeout = query.number::<u64>("timeoutSeconds")?.filter(|seconds| *seconds > 0);
+        // As upstream: 30 to 60 minutes, so that watches do not all end at once.
         let timeout = timeout.unwrap_or_else(|| 1800 + fastrand::u64(..1800));
         let (table, prefix) = (call.table(), call.prefix());
         // Without a version, a watch starts with the current objects unless asked not to.
@@ -221,8 +222,9 @@ impl Watch {
         }
     }
 
-    /// Sends the change and the state before it; in the wrong order unless the change is a
-    /// deletion.
+    /// Sends the change and the state before it, for the fault of
+    /// [`crate::api::faults::Faults::repeat_events`]. The old state comes last, which is the wrong
+    /// order, unless the change is a deletion.
     fn send_repeated(&self, chunk: &mut Vec<u8>, change: &Change) {
         let remains = matches!(self.selection.event_for(change), Some(WatchEvent::Modified));
         if remains {
@@ -250,6 +252,7 @@ impl Watch {
         self.put(chunk, r#type, &object.unwrap_or_default());
     }
 
+    /// Appends a watch event of this type to the chunk, in the encoding of the watch.
     fn put(&self, chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
         if self.call.encoding == Encoding::Protobuf {
             return protobuf::event(chunk, r#type, object);
@@ -259,7 +262,8 @@ impl Watch {
         chunk.extend_from_slice(b"}\n");
     }
 
-    /// Adds a bookmark of the watch's version; `end`: it ends the initial objects.
+    /// Appends a bookmark of the watch's version to the chunk. `end`: it is the one that ends the
+    /// initial objects.
     fn bookmark(&self, chunk: &mut Vec<u8>, end: bool) {
         let mut metadata = json!({ "resourceVersion": self.cursor.to_string() });
         if end {

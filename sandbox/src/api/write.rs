@@ -9,7 +9,7 @@ use crate::admission::policies::Request;
 use crate::admission::{accounts, cluster_ip, pod_group, priority, quota, storage_class};
 use crate::api::Api;
 use crate::api::rules::{
-    allows_create_on_update, check_name, check_namespace, check_type, finalized_by_kubernetes,
+    allows_create_on_update, check_name, check_namespace, check_type, initialize_namespace,
     is_definition, is_namespace, is_removed_by_update, refuse,
 };
 use crate::apply;
@@ -61,7 +61,7 @@ impl Api {
         self.create_tracked(call, object, Track::Update)
     }
 
-    /// Creates an object in the same process, with all checks.
+    /// Creates an object for the server itself, with all checks of a create request.
     pub fn create_value(&self, group: &str, resource: &str, object: Value) -> ApiResult<Value> {
         let version = object["apiVersion"].as_str().unwrap_or_default();
         let version = version.rsplit('/').next().unwrap_or_default();
@@ -126,7 +126,7 @@ impl Api {
         };
         let asked = spec_keys(&object);
         if is_namespace(kind) {
-            finalized_by_kubernetes(&mut object);
+            initialize_namespace(&mut object);
         }
         priority::prioritize(&self.store, kind, &mut object)?;
         storage_class::classify(&self.store, kind, &mut object);
@@ -172,6 +172,7 @@ impl Api {
         }
         self.charge(call, &object, None, false)?;
         let mut attempt = name;
+        // Upstream: `maxNameGenerationCreateAttempts`.
         for _ in 0..8 {
             match self.store.create(&table, &call.key(&attempt), object.clone()) {
                 Ok(stored) => {
@@ -202,6 +203,7 @@ impl Api {
         before: Option<&Value>,
         dry_run: bool,
     ) -> ApiResult<()> {
+        // A dry run checks the quotas, but does not change their usage.
         let kind = self.registry.find("", "v1", quota::QUOTAS).filter(|_| !dry_run);
         for stored in quota::quotas(&self.store, call, before) {
             let charged = quota::charge(&call.kind, object, &stored.value)?;
@@ -352,6 +354,7 @@ impl Api {
             let config = call.config(payload)?;
             let now = self.clock.now().to_string();
             let empty = json!({ "metadata": {} });
+            // Forced: a new object has no other manager.
             let object = apply::apply(&call.kind, &empty, &config, &call.writer(&now), true)?;
             self.check_creates(call)?;
             let stored = self.create_tracked(call, object, Track::Done)?;
@@ -396,8 +399,8 @@ impl Api {
     }
 
     /// Stores the object that `change` makes of the stored one, after the checks of an update.
-    /// Repeats this after a conflict with another write. Deletes an object whose last finalizer
-    /// goes.
+    /// Repeats this after a conflict with another write. Deletes an object that is being deleted
+    /// when the change removes its last finalizer.
     fn modify_tracked(
         &self,
         call: &Call,
@@ -413,38 +416,38 @@ impl Api {
                 .store
                 .get(&table, &key)
                 .ok_or_else(|| failures::not_found(resource, &call.name))?;
-            let shown = crate::api::read::shown(&call.kind, &old);
-            let mut new = self.changed(call, part, &shown, change(&shown)?)?;
+            let current = crate::api::read::in_version_of(&call.kind, &old);
+            let mut new = self.complete_update(call, part, &current, change(&current)?)?;
             if track == Track::Update {
                 let now = self.clock.now().to_string();
-                apply::update(&call.kind, Some(&shown), &mut new, &call.writer(&now));
+                apply::update(&call.kind, Some(&current), &mut new, &call.writer(&now));
             }
             // Upstream passes a Scale to policies here.
             if part != Part::Raw && call.subresource != "scale" {
-                let (object, old) = (Some(&new), Some(&*shown));
+                let (object, old) = (Some(&new), Some(&*current));
                 let operation = "UPDATE";
                 self.policies().admit(&Request { call, operation, object, old, dry_run })?;
             }
             // An object of an earlier storage version is written again.
-            if new == *shown && call.kind.is_encoded(&old.value) {
+            if new == *current && call.kind.is_encoded(&old.value) {
                 return Ok(old);
             }
-            if part == Part::Main && quota::changes_scope(&call.kind, &new, &shown) {
-                self.charge(call, &new, Some(&shown), dry_run)?;
+            if part == Part::Main && quota::changes_scope(&call.kind, &new, &current) {
+                self.charge(call, &new, Some(&current), dry_run)?;
             }
             call.kind.encode(&mut new);
-            let goes = is_removed_by_update(&call.kind, &new);
+            let is_removed = is_removed_by_update(&call.kind, &new);
             if dry_run {
                 return Ok(Arc::new(unversioned(new)));
             }
-            let written = if goes {
+            let written = if is_removed {
                 self.store.delete(&table, &key, old.version, Some(new))
             } else {
                 self.store.replace(&table, &key, old.version, new)
             };
             match written {
                 Ok(stored) => {
-                    if goes {
+                    if is_removed {
                         self.after_removal(&call.kind, &stored.value);
                     } else {
                         self.sync_companions(&call.kind, Some(&old.value), Some(&stored.value));

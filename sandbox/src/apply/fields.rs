@@ -62,6 +62,7 @@ impl Fields {
         }
     }
 
+    /// Returns the fields that both sets have.
     pub fn intersection(&self, other: &Fields) -> Fields {
         let mut shared = Fields { member: self.member && other.member, below: BTreeMap::new() };
         for (name, fields) in &self.below {
@@ -80,6 +81,7 @@ impl Fields {
                 root.member = true;
             } else {
                 let mut inner = Fields::from_json(below);
+                // In FieldsV1, a name without names below it is a field of its own.
                 inner.member |= inner.below.is_empty();
                 root.below.insert(name.clone(), inner);
             }

@@ -70,15 +70,15 @@ impl Managed {
     }
 
     /// Formats the manager as conflict errors show it.
-    fn shown(&self) -> String {
-        let mut shown = format!("{:?}", self.manager);
+    fn description(&self) -> String {
+        let mut description = format!("{:?}", self.manager);
         if !self.subresource.is_empty() {
-            shown.push_str(&format!(" with subresource {:?}", self.subresource));
+            description.push_str(&format!(" with subresource {:?}", self.subresource));
         }
         if self.operation == "Update" {
-            shown.push_str(&format!(" using {}", self.api_version));
+            description.push_str(&format!(" using {}", self.api_version));
         }
-        shown
+        description
     }
 }
 
@@ -86,8 +86,9 @@ fn parse(entries: &[Value]) -> Vec<Managed> {
     entries.iter().map(Managed::parse).collect()
 }
 
-/// Writes the entries to the object, sorted; those without fields are left out.
-fn store(object: &mut Value, mut entries: Vec<Managed>) {
+/// Writes the entries into `managedFields` of the object, sorted; those without fields are left
+/// out.
+fn set_entries(object: &mut Value, mut entries: Vec<Managed>) {
     entries.retain(|entry| !entry.fields.is_empty());
     entries.sort_by(|a, b| {
         let key =
@@ -103,7 +104,8 @@ fn store(object: &mut Value, mut entries: Vec<Managed>) {
     }
 }
 
-/// Lists the fields without a manager, and those that a write to this endpoint cannot change.
+/// Returns the paths of the fields that have no manager, and of those that a write to this endpoint
+/// cannot change.
 fn ignored(kind: &Kind, subresource: &str) -> Vec<Vec<&'static str>> {
     const OF_SERVER: [&str; 8] = [
         "f:name",
@@ -183,12 +185,13 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
         }
     };
     let found = differences(kind, &Schemas::of(kind), writer.subresource, before, new);
+    // Without a manager or a change, the entries stay as they are.
     if writer.manager.is_empty() || found.is_empty() {
         match given {
             Value::Array(entries) if !entries.is_empty() => {
                 new["metadata"]["managedFields"] = entries.into();
             }
-            _ => store(new, Vec::new()),
+            _ => set_entries(new, Vec::new()),
         }
         return;
     }
@@ -215,7 +218,7 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
     own.fields.union(&taken);
     own.time = writer.now.to_owned();
     entries.push(own);
-    store(new, entries);
+    set_entries(new, entries);
 }
 
 /// Applies `config` to `live`, or to an empty object. Errors: 409 when others manage what would
@@ -230,8 +233,8 @@ pub fn apply(
     let schemas = Schemas::of(kind);
     // Fields that the server owns count as kept too, with the objects around them.
     let mut kept = walk::fields_of(schemas.root(), config);
-    let mut own = kept.clone();
-    ignored(kind, writer.subresource).iter().for_each(|path| own.remove(path));
+    let mut applied = kept.clone();
+    ignored(kind, writer.subresource).iter().for_each(|path| applied.remove(path));
     let mut entries = parse(list(live, "/metadata/managedFields"));
     let at = entries.iter().position(|entry| entry.is(writer, "Apply", ""));
     let last = at.map(|at| entries.remove(at));
@@ -255,7 +258,7 @@ pub fn apply(
         };
         let conflicts: Vec<(String, Vec<String>)> = entries
             .iter()
-            .map(|entry| (entry.shown(), shared(entry)))
+            .map(|entry| (entry.description(), shared(entry)))
             .filter(|(_, paths)| !paths.is_empty())
             .collect();
         if !conflicts.is_empty() {
@@ -266,9 +269,9 @@ pub fn apply(
         other.fields.difference(&taken);
         other.fields.difference(&found.removed);
     }
-    let same = found.is_empty() && last.as_ref().is_some_and(|last| last.fields == own);
+    let is_unchanged = found.is_empty() && last.as_ref().is_some_and(|last| last.fields == applied);
     let time = match &last {
-        Some(last) if same => last.time.clone(),
+        Some(last) if is_unchanged => last.time.clone(),
         _ => writer.now.to_owned(),
     };
     entries.push(Managed {
@@ -277,9 +280,9 @@ pub fn apply(
         subresource: writer.subresource.to_owned(),
         api_version: kind.resource.api_version(),
         time,
-        fields: own,
+        fields: applied,
     });
-    store(&mut merged, entries);
+    set_entries(&mut merged, entries);
     Ok(merged)
 }
 

@@ -95,10 +95,12 @@ pub fn compare(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>) -> Co
     if old == new {
         return found;
     }
+    // The number of parts; `None` for an atomic value.
     let parts_of = |value: Option<&'_ Value>| match value {
         None | Some(Value::Null) => Some(0),
         Some(value) => parts(shape, value).map(|parts| parts.len()),
     };
+    // The value counts as a whole if one side is atomic, or both are empty.
     let whole = match (parts_of(old), parts_of(new)) {
         (Some(0), Some(0)) | (None, _) | (_, None) => true,
         (Some(_), Some(_)) => false,

@@ -18,10 +18,10 @@ pub fn bootstrap_token(store: &Store, token: &str, now: Timestamp) -> Option<Use
         let value = STANDARD.decode(text(found, &format!("/data/{key}"))).ok()?;
         String::from_utf8(value).ok().filter(|value| !value.is_empty())
     };
-    let is = |key: &str, value: &str| data(key).is_some_and(|found| found == value);
+    let has = |key: &str, value: &str| data(key).is_some_and(|found| found == value);
     let ends = |text: String| text.parse::<Timestamp>().ok();
     let expired = data("expiration").is_some_and(|text| ends(text).is_none_or(|end| end <= now));
-    let good = text(found, "/type") == "bootstrap.kubernetes.io/token"
+    let is_valid = text(found, "/type") == "bootstrap.kubernetes.io/token"
         && !is_deleting(found)
         && !expired
         && is("token-id", id)
@@ -30,5 +30,5 @@ pub fn bootstrap_token(store: &Store, token: &str, now: Timestamp) -> Option<Use
     let more = data("auth-extra-groups").unwrap_or_default();
     let groups = more.split(',').filter(|group| !group.is_empty());
     let groups: Vec<&str> = ["system:bootstrappers"].into_iter().chain(groups).collect();
-    good.then(|| User::new(&format!("system:bootstrap:{id}"), &groups))
+    is_valid.then(|| User::new(&format!("system:bootstrap:{id}"), &groups))
 }

@@ -47,6 +47,7 @@ fn params(now: Timestamp, common_name: &str, organizations: &[&str]) -> Certific
 }
 
 impl Authority {
+    /// Creates an authority with a new key and a self-signed certificate.
     pub fn new(now: Timestamp) -> Result<Authority, rcgen::Error> {
         let mut params = params(now, "sandbox-ca", &[]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -61,7 +62,7 @@ impl Authority {
         self.issuer.key().serialize_pem()
     }
 
-    /// Returns a certificate for the server, for its loopback names.
+    /// Issues a certificate for the server, with its loopback names and this address.
     pub fn serving(&self, address: std::net::IpAddr) -> Result<Pair, rcgen::Error> {
         let mut params = params(self.now, "kube-apiserver", &[]);
         for name in ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"] {

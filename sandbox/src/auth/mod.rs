@@ -124,14 +124,15 @@ impl Auth {
         let certified = clients.map(|clients| clients.user(peer, now));
         let mut user = match (certified, header.and_then(bearer)) {
             (Some(Ok(user)), _) => {
-                let shown = peer.first().map(Sha256::digest);
-                let hex = shown.iter().flatten().map(|byte| format!("{byte:02x}"));
+                let digest = peer.first().map(Sha256::digest);
+                let hex = digest.iter().flatten().map(|byte| format!("{byte:02x}"));
                 let credential = format!("X509SHA256={}", hex.collect::<String>());
                 let (name, uid, groups) = (user.name, user.uid, user.groups);
                 User { name, uid, groups, ..User::default() }.with_credential(credential)
             }
             (_, Some(token)) => match self.token(token, now) {
                 Some((user, audiences)) if !valid_audiences(&audiences, &[]).is_empty() => user,
+                // The token is valid for other audiences only.
                 Some(_) => return None,
                 None => other(token)?,
             },
@@ -151,9 +152,8 @@ fn bearer(header: &str) -> Option<&str> {
     words.next().filter(|token| is_bearer && !token.is_empty())
 }
 
-/// Returns those of `wanted` for which a token with `audiences` is valid; it is not if there are
-/// none. The API server is the audience of a token without any, and is wanted where `wanted` is
-/// empty.
+/// Returns the audiences among `wanted` that a token with `audiences` is valid for; the token is
+/// valid if there is at least one. An empty list stands for the API server.
 pub fn valid_audiences(audiences: &[String], wanted: &[String]) -> Vec<String> {
     let or_api_server = |list: &[String]| match list {
         [] => vec![ISSUER.to_owned()],

@@ -90,6 +90,7 @@ const SCHEMAS: [Schema; 11] = {
     ]
 };
 
+/// Builds an object of the flow-control group, annotated as one that the API server maintains.
 fn object(kind: &str, name: &str, spec: Value) -> Value {
     json!({
         "apiVersion": format!("{GROUP}/v1"), "kind": kind,
@@ -171,7 +172,8 @@ fn schema(Schema(name, precedence, level, flows, requests, who): &Schema) -> Val
     object("FlowSchema", name, spec)
 }
 
-/// Creates all levels and schemas.
+/// Creates the default priority levels and flow schemas, the schemas with the status that their
+/// level exists.
 pub fn create(api: &Api) -> ApiResult<()> {
     if api.registry.find(GROUP, "v1", "flowschemas").is_none() {
         return Ok(());

@@ -12,8 +12,8 @@ const TABLE: &str = include_str!("roles.txt");
 const GATED: &str = include_str!("gated_roles.txt");
 const KUBEADM: &str = include_str!("kubeadm_roles.txt");
 
-/// Parses a table of roles and bindings: resource and object of each line that names one, with the
-/// rules of the lines below it.
+/// Parses a table of roles and bindings into pairs of resource and object. A line that is not
+/// indented names an object; the indented lines below it are the rules of a role.
 fn objects(table: &str) -> Vec<(&'static str, Value)> {
     let mut objects: Vec<(&'static str, Value)> = Vec::new();
     for line in table.lines().filter(|line| !line.starts_with('#')) {
@@ -131,6 +131,7 @@ pub fn create(api: &Api) -> ApiResult<()> {
         return Ok(());
     }
     let mut all = objects(TABLE);
+    // The kind is served with all versions only, and upstream has these roles only with it.
     if api.registry.all().iter().any(|kind| kind.resource.kind == "DeviceTaintRule") {
         all.extend(objects(GATED));
     }

@@ -15,8 +15,9 @@ const EPHEMERAL: &str = "ephemeralcontainers";
 const RESIZED: [&str; 2] = ["containers", "initContainers"];
 const MIRROR: &str = "kubernetes.io~1config.mirror";
 
-/// Returns the old pod with the part of the new one that the subresource changes.
-pub fn changed(subresource: &str, new: &Value, old: &Value) -> Value {
+/// Returns the old pod with the part of the new one that the subresource changes: the ephemeral
+/// containers, or the resources of containers.
+pub fn with_change(subresource: &str, new: &Value, old: &Value) -> Value {
     let mut whole = old.clone();
     set(&mut whole, "metadata", new.get("metadata").cloned().unwrap_or_default());
     for key in ["labels", "annotations", "finalizers", "ownerReferences"] {
@@ -121,6 +122,7 @@ fn check_ephemeral(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Returns whether a value is present and not empty.
 fn is_set(value: &Value) -> bool {
     match value {
         Value::Null => false,
@@ -131,7 +133,7 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// Reports containers that are not those of the old pod, in its order.
+/// Returns a fault for each container that was added, removed, renamed or reordered.
 fn reordered(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     for part in RESIZED {

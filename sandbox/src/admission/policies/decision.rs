@@ -25,14 +25,16 @@ impl Refusal {
     }
 }
 
-/// Returns the refusals of the request, whose variables are `values`.
+/// Evaluates a policy for one request, and returns its refusals: none if the request is allowed.
+/// `values` are the CEL variables of the request; the policy's own variables are evaluated on first
+/// use.
 pub fn decide(
     policy: &Json,
     values: &[(&'static str, Value)],
     authorize: &dyn Authorize,
 ) -> Vec<Refusal> {
     let spec = &policy["spec"];
-    let own: Vec<(&str, Result<Program, String>)> = list(spec, "/variables")
+    let declared: Vec<(&str, Result<Program, String>)> = list(spec, "/variables")
         .iter()
         .map(|variable| (text(variable, "/name"), compiled(text(variable, "/expression"))))
         .collect();
@@ -40,18 +42,18 @@ pub fn decide(
     for (name, value) in values {
         variables.set(name, value.clone());
     }
-    for (name, program) in &own {
+    for (name, program) in &declared {
         variables.add_lazy(name, program.as_ref().map_err(String::clone));
     }
     judge(spec, &variables)
 }
 
-/// Evaluates the validations of a policy whose conditions hold. An error refuses too, unless the
-/// policy ignores failures.
+/// Returns a refusal for each validation that does not hold, if the match conditions of the policy
+/// do. An expression that cannot be evaluated refuses too, unless the policy ignores failures.
 fn judge(spec: &Json, variables: &Variables<'_>) -> Vec<Refusal> {
-    let fails = text(spec, "/failurePolicy") != "Ignore";
+    let error_refuses = text(spec, "/failurePolicy") != "Ignore";
     let refuse_failure = |message: String| -> Vec<Refusal> {
-        if fails { vec![Refusal::invalid(message)] } else { Vec::new() }
+        if error_refuses { vec![Refusal::invalid(message)] } else { Vec::new() }
     };
     match conditions_hold(spec, variables) {
         Ok(true) => {}
@@ -104,13 +106,13 @@ fn conditions_hold(spec: &Json, variables: &Variables<'_>) -> Result<bool, Strin
 /// else the validation itself.
 fn message(validation: &Json, variables: &Variables<'_>) -> String {
     let source = text(validation, "/messageExpression");
-    let made = match source {
+    let evaluated = match source {
         "" => None,
         _ => evaluate(source, variables).ok(),
     };
-    let made = made.as_ref().and_then(Value::as_str).unwrap_or_default().trim();
-    if !made.is_empty() && made.len() <= MAX_MESSAGE_BYTES && !made.contains('\n') {
-        return made.to_owned();
+    let evaluated = evaluated.as_ref().and_then(Value::as_str).unwrap_or_default().trim();
+    if !evaluated.is_empty() && evaluated.len() <= MAX_MESSAGE_BYTES && !evaluated.contains('\n') {
+        return evaluated.to_owned();
     }
     match text(validation, "/message").trim() {
         "" => format!("failed expression: {}", text(validation, "/expression").trim()),
@@ -118,6 +120,7 @@ fn message(validation: &Json, variables: &Variables<'_>) -> String {
     }
 }
 
+/// Returns the reason of a validation as a static string; `Invalid` for an absent or unknown one.
 fn reason(given: &str) -> &'static str {
     match given {
         "Unauthorized" => "Unauthorized",

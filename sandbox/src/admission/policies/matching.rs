@@ -18,6 +18,7 @@ pub fn is_exempt(request: &Request<'_>) -> bool {
 pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<bool, String> {
     let by_namespace = in_namespace(store, request, &matched["namespaceSelector"]);
     let by_object = of_object(request, &matched["objectSelector"]);
+    // A selector that does not match decides, even if the other one is malformed.
     if by_namespace == Ok(false) || by_object == Ok(false) {
         return Ok(false);
     }

@@ -70,8 +70,8 @@ impl Denied {
 }
 
 impl Policies<'_> {
-    /// Evaluates all policies. The server's own writes are exempt. Errors: with the reason of the
-    /// first validation that refuses.
+    /// Evaluates all policies for a request; the server's own writes are exempt. Errors: the first
+    /// denial, with the reason of its validation.
     pub fn admit(&self, request: &Request<'_>) -> ApiResult<()> {
         let call = request.call;
         if *call.user == User::server() || matching::is_exempt(request) {
@@ -120,21 +120,21 @@ impl Policies<'_> {
         if bound.peek().is_none() {
             return Vec::new();
         }
-        let fails = text(policy, "/spec/failurePolicy") != "Ignore";
+        let error_denies = text(policy, "/spec/failurePolicy") != "Ignore";
         let denied = |binding: Option<&Value>, refusal: Refusal| Denied {
             policy: name.to_owned(),
             binding: binding.map(|binding| text(binding, "/metadata/name").to_owned()),
             refusal,
         };
-        let broken = |binding: Option<&Value>, error: String| -> Vec<Denied> {
+        let configuration_denial = |binding: Option<&Value>, error: String| -> Vec<Denied> {
             let what = if binding.is_some() { "binding" } else { "policy" };
             let refusal = Refusal::invalid(format!("failed to configure {what}: {error}"));
-            if fails { vec![denied(binding, refusal)] } else { Vec::new() }
+            if error_denies { vec![denied(binding, refusal)] } else { Vec::new() }
         };
         match matching::matches(self.store, request, &policy["spec"]["matchConstraints"]) {
             Ok(true) => {}
             Ok(false) => return Vec::new(),
-            Err(error) => return broken(None, error),
+            Err(error) => return configuration_denial(None, error),
         }
         let mut found = Vec::new();
         for binding in bound {
@@ -142,7 +142,7 @@ impl Policies<'_> {
                 Ok(true) => {}
                 Ok(false) => continue,
                 Err(error) => {
-                    found.extend(broken(Some(binding), error));
+                    found.extend(configuration_denial(Some(binding), error));
                     continue;
                 }
             }
@@ -155,12 +155,12 @@ impl Policies<'_> {
             ) {
                 Ok(params) => params,
                 Err(error) => {
-                    found.extend(broken(Some(binding), error));
+                    found.extend(configuration_denial(Some(binding), error));
                     continue;
                 }
             };
             let actions = list(binding, "/spec/validationActions");
-            let acts = |wanted: &str| actions.iter().any(|action| action == wanted);
+            let has_action = |wanted: &str| actions.iter().any(|action| action == wanted);
             for params in params {
                 let authorize = Caller { authorizer: self.authorizer, user: &request.call.user };
                 for refusal in decide(policy, &self.values(request, &params), &authorize) {
@@ -194,7 +194,7 @@ impl Policies<'_> {
             "UPDATE" => "UpdateOptions",
             _ => "DeleteOptions",
         };
-        let mut described = json!({
+        let mut request_value = json!({
             "kind": kind, "resource": resource, "requestKind": kind, "requestResource": resource,
             "operation": request.operation, "userInfo": call.user.to_json(),
             "dryRun": request.dry_run,
@@ -207,14 +207,15 @@ impl Policies<'_> {
             ("requestSubResource", &call.subresource),
         ] {
             if !value.is_empty() {
-                described[key] = value.into();
+                request_value[key] = value.into();
             }
         }
         let is_namespace = of.group.is_empty() && &*of.plural == "namespaces";
         let namespace = Some(&call.namespace).filter(|name| !is_namespace && !name.is_empty());
         let namespace = namespace.and_then(|name| self.store.get("namespaces", name));
         let value = |object: Option<&Value>| cel::Value::from(object.unwrap_or(&Value::Null));
-        let asked = Access {
+        // `check` sets the verb.
+        let own_resource = Access {
             verb: String::new(),
             group: (*of.group).to_owned(),
             resource: match call.subresource.as_str() {
@@ -229,10 +230,10 @@ impl Policies<'_> {
             ("object", value(request.object)),
             ("oldObject", value(request.old)),
             ("params", value(Some(params))),
-            ("request", value(Some(&described))),
+            ("request", value(Some(&request_value))),
             ("namespaceObject", value(namespace.as_ref().map(|stored| &stored.value))),
             ("authorizer", cel::Value::Question(std::sync::Arc::default())),
-            ("authorizer.requestResource", Question::of_resource(asked)),
+            ("authorizer.requestResource", Question::of_resource(own_resource)),
         ]
     }
 }
@@ -245,7 +246,8 @@ struct Caller<'a> {
 }
 
 impl Authorize for Caller<'_> {
-    /// Asks whether the caller, or a service account in its place, has this access.
+    /// Decides whether the caller, or `account` in the caller's place, has this access. Both
+    /// results carry the reason.
     fn authorize(
         &self,
         account: Option<&(String, String)>,

@@ -55,6 +55,7 @@ fn account(user: &str) -> Option<(&str, &str)> {
 }
 
 impl Mode {
+    /// Returns the name that this mode has in its verbs, `impersonate:NAME`.
     fn name(self) -> &'static str {
         match self {
             Mode::AssociatedNode => "associated-node",
@@ -84,8 +85,9 @@ impl Mode {
     }
 }
 
-/// Reads the impersonated user from the headers. Errors: 400 without a name.
-fn wanted(headers: &HeaderMap) -> ApiResult<Option<User>> {
+/// Reads the impersonated user from the headers; `None` if there are no such headers. Errors: 400
+/// without a name.
+fn impersonated_user(headers: &HeaderMap) -> ApiResult<Option<User>> {
     let all = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
         values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect()
@@ -141,7 +143,7 @@ impl Authorizer<'_> {
     /// Returns the user of a request: `user`, or the one that its headers name, if `user` may
     /// impersonate it. `access`: the access requested. Errors: 403; 400 for a group without a user.
     pub fn impersonate(&self, user: User, headers: &HeaderMap, access: &Access) -> ApiResult<User> {
-        let Some(wanted) = wanted(headers)? else { return Ok(user) };
+        let Some(wanted) = impersonated_user(headers)? else { return Ok(user) };
         let last = self.rbac.modes.last(&user.name);
         let others = MODES.into_iter().filter(|mode| Some(*mode) != last);
         let mut first = None;
@@ -210,8 +212,8 @@ impl Authorizer<'_> {
                 return Err(refusal(user, &access_to(group, "groups", "", name), &why));
             }
         }
-        let all = |access: &Access| narrow && self.authorize(user, access).is_ok();
-        if wanted.groups.len() < MANY || !all(&access_to(group, "groups", "", "*")) {
+        let is_allowed = |access: &Access| narrow && self.authorize(user, access).is_ok();
+        if wanted.groups.len() < MANY || !is_allowed(&access_to(group, "groups", "", "*")) {
             for name in &wanted.groups {
                 self.check(user, &access_to(group, "groups", "", name))?;
             }
@@ -224,7 +226,7 @@ impl Authorizer<'_> {
         }
         let values = wanted.extra.values().map(Vec::len).sum::<usize>();
         let many = values.max(wanted.extra.len()) >= MANY;
-        if !many || !all(&of_extra("*", "*")) {
+        if !many || !is_allowed(&of_extra("*", "*")) {
             for (key, values) in &wanted.extra {
                 for value in values {
                     self.check(user, &of_extra(key, value))?;
@@ -232,13 +234,15 @@ impl Authorizer<'_> {
             }
         }
 
-        let mark = match acting.is_anonymous() {
+        // Upstream adds the group that says whether the user is authenticated.
+        let status_group = match acting.is_anonymous() {
             true => "system:unauthenticated",
             false => "system:authenticated",
         };
-        let marked = |group: &String| group == mark || *group == "system:unauthenticated";
-        if !acting.groups.iter().any(marked) {
-            acting.groups.push(mark.to_owned());
+        let has_status_group =
+            |group: &String| group == status_group || *group == "system:unauthenticated";
+        if !acting.groups.iter().any(has_status_group) {
+            acting.groups.push(status_group.to_owned());
         }
         Ok(acting)
     }

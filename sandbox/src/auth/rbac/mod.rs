@@ -140,7 +140,7 @@ impl Scope {
     }
 
     /// Returns the bindings of a user, sorted by name.
-    fn of(&self, user: &User) -> impl Iterator<Item = &Binding> {
+    fn bindings_of(&self, user: &User) -> impl Iterator<Item = &Binding> {
         let by_group = user.groups.iter().filter_map(|group| self.groups.get(group));
         let found = self.users.get(&user.name).into_iter().chain(by_group);
         let mut found: Vec<usize> = found.flatten().copied().collect();
@@ -213,7 +213,7 @@ impl Index {
         let inside = self.namespaces.get(namespace).filter(|_| !namespace.is_empty());
         let scopes = std::iter::once(&self.cluster).chain(inside);
         scopes
-            .flat_map(|scope| scope.of(user))
+            .flat_map(|scope| scope.bindings_of(user))
             .map(|binding| (binding, self.rules(&binding.role, &binding.namespace)))
     }
 }
@@ -328,6 +328,7 @@ pub fn refusal(user: &User, access: &Access, why: &str) -> ApiError {
         }
         _ => format!("path {path:?}"),
     };
+    // Upstream escapes the message for HTML.
     let mut message = message.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     if !why.is_empty() {
         message = format!("{message}: {why}");
