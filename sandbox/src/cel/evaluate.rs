@@ -121,9 +121,10 @@ impl Walk<'_> {
             || self.variables.values.contains_key(name)
     }
 
-    /// Evaluates a variable of the policy at its first use, and keeps the result. Upstream:
-    /// `compositedCompiler`.
-    fn lazy(&self, name: &str) -> Result<Value> {
+    /// Returns the variable `variables.NAME` of the policy: evaluates it at its first use, and
+    /// keeps the result. Upstream: `compositedCompiler`.
+    fn policy_variable(&self, name: &str) -> Result<Value> {
+        // A variable can use only those that are declared before it.
         let known = &self.variables.lazy[..self.known];
         let Some(at) = known.iter().rposition(|lazy| lazy.name == name) else {
             return Err(format!("no such key: {name}"));
@@ -148,7 +149,7 @@ impl Walk<'_> {
             && name == "variables"
             && !self.is_variable(name)
         {
-            let found = self.lazy(field);
+            let found = self.policy_variable(field);
             return if test_only { Ok(found.is_ok().into()) } else { found };
         }
         // The name of a variable may have a dot.
@@ -196,6 +197,7 @@ impl Walk<'_> {
                     _ => Err(NO_OVERLOAD.to_owned()),
                 };
             }
+            // The condition of the macros `all` and `exists`: an error does not end their loop.
             ("@not_strictly_false", [arg]) => {
                 return Ok((!matches!(self.value(arg), Ok(Value::Bool(false)))).into());
             }
@@ -231,16 +233,16 @@ impl Walk<'_> {
     /// Evaluates `&&` (`decides` is false) or `||` (`decides` is true): an error counts only where
     /// the other side does not decide.
     fn logic(&mut self, left: &Expr, right: &Expr, decides: bool) -> Result<Value> {
-        let of = |value: Result<Value>| match value {
+        let as_bool = |value: Result<Value>| match value {
             Ok(Value::Bool(value)) => Ok(value),
             Ok(_) => Err(NO_OVERLOAD.to_owned()),
             Err(error) => Err(error),
         };
-        let left = of(self.value(left));
+        let left = as_bool(self.value(left));
         if left == Ok(decides) {
             return Ok(decides.into());
         }
-        let right = of(self.value(right));
+        let right = as_bool(self.value(right));
         if right == Ok(decides) {
             return Ok(decides.into());
         }
@@ -265,6 +267,7 @@ impl Walk<'_> {
             _ => return Err(NO_OVERLOAD.to_owned()),
         };
         let depth = self.locals.len();
+        // An error stays in the accumulator: a later step of `all` or `exists` may still decide.
         let mut accumulator = self.value(&c.init);
         for (first, second) in items {
             self.locals.push((c.accu.clone(), accumulator.clone()));
@@ -290,6 +293,7 @@ impl Walk<'_> {
     }
 }
 
+/// Returns the value of an optional entry such as `[?x]`; `None` if the entry is left out.
 fn optional(value: Value) -> Result<Option<Value>> {
     match value {
         Value::Optional(value) => Ok(value.map(|value| (*value).clone())),

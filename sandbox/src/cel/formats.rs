@@ -59,6 +59,7 @@ fn named(name: &str) -> Option<&'static str> {
 pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     Some(Ok(match (name, args) {
         ("format.named", [Value::String(name)]) => named(name).map(Value::Format).into(),
+        // A function such as `format.dns1123Label()` returns the format of that name.
         (_, []) => Value::Format(named(name.strip_prefix("format.")?)?),
         ("validate", [Value::Format(format), Value::String(text)]) => {
             let faults = faults(format, text);

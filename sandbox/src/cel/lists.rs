@@ -84,6 +84,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
             let mut items = items.iter();
             let first = items.next().cloned().unwrap_or(Value::Int(0));
             items.try_fold(first, |sum, item| {
+                // `_+_` is a known operator, so the fallback is never used.
                 operators::binary("_+_", &sum, item).unwrap_or(Ok(Value::Null))
             })
         }
@@ -137,7 +138,7 @@ fn slice(items: &[Value], from: i64, to: i64) -> Result<Value> {
     }
 }
 
-/// Returns the items with nested lists resolved, down to this depth.
+/// Returns the items of a list, with those of nested lists in their place down to this depth.
 fn flat(items: &[Value], depth: i64) -> Vec<Value> {
     let mut found = Vec::new();
     for item in items {
@@ -149,6 +150,7 @@ fn flat(items: &[Value], depth: i64) -> Vec<Value> {
     found
 }
 
+/// Sorts the items by the keys at the same positions. Errors: keys without an order among them.
 fn sorted(items: &[Value], keys: &[Value]) -> Result<Value> {
     if keys.windows(2).any(|pair| pair[0].compare(&pair[1]).is_none()) {
         return Err("list elements must have the same type".to_owned());

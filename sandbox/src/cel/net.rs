@@ -22,6 +22,7 @@ pub fn make(function: &str, of: &Value) -> Result<Value> {
     }
 }
 
+/// Parses an address. Errors: malformed ones, and IPv4 addresses mapped to IPv6, as upstream.
 fn parse_ip(text: &str) -> Result<IpAddr> {
     match text.parse() {
         Ok(IpAddr::V6(ip)) if ip.to_ipv4_mapped().is_some() => {
@@ -44,7 +45,7 @@ fn width(ip: IpAddr) -> u8 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
 
-/// Clears all bits of the address behind the prefix.
+/// Clears all bits of the address after the prefix of `bits` bits.
 fn masked(ip: IpAddr, bits: u8) -> IpAddr {
     match ip {
         IpAddr::V4(ip) => {

@@ -62,6 +62,7 @@ fn ordered(a: &Value, b: &Value, holds: fn(Ordering) -> bool) -> Result<Value> {
     }
 }
 
+/// Evaluates `item in of`: whether a list has the item, or a map the key.
 fn contains(item: &Value, of: &Value) -> Result<Value> {
     match of {
         Value::List(items) => Ok(items.contains(item).into()),
@@ -93,7 +94,7 @@ fn index(of: &Value, at: &Value) -> Result<Option<Value>> {
 
 /// Adds or concatenates two values; integers and times that overflow are errors.
 fn add(a: &Value, b: &Value) -> Result<Value> {
-    let times = || "timestamp overflow".to_owned();
+    let overflow = || "timestamp overflow".to_owned();
     Ok(match (a, b) {
         (Value::Int(a), Value::Int(b)) => Value::Int(a.checked_add(*b).ok_or(OVERFLOW)?),
         (Value::Uint(a), Value::Uint(b)) => {
@@ -107,7 +108,7 @@ fn add(a: &Value, b: &Value) -> Result<Value> {
             Value::Duration(a.checked_add(*b).ok_or("duration overflow")?)
         }
         (Value::Timestamp(a), Value::Duration(b)) | (Value::Duration(b), Value::Timestamp(a)) => {
-            Value::Timestamp(a.checked_add(*b).map_err(|_| times())?)
+            Value::Timestamp(a.checked_add(*b).map_err(|_| overflow())?)
         }
         _ => return no_overload(),
     })

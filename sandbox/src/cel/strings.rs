@@ -94,7 +94,7 @@ fn find_all(text: &str, pattern: &str, limit: i64) -> Result<Value> {
     Ok(Value::list(found.collect()))
 }
 
-/// Returns the bytes from one character to another. `None`: there are fewer.
+/// Converts two indexes of characters to byte offsets; `None` if the text has fewer characters.
 fn char_range(text: &str, from: i64, to: i64) -> Option<(usize, usize)> {
     let at = |index: i64| {
         let index = usize::try_from(index).ok()?;
@@ -119,6 +119,8 @@ fn last_index_of(text: &str, part: &str, end: usize) -> Value {
     text[..end].rfind(part).map_or(Value::Int(-1), |at| characters(&text[..at]))
 }
 
+/// Returns the characters with indexes from `from` to before `to`. Errors: a range outside the
+/// text.
 fn substring(text: &str, from: i64, to: i64) -> Result<Value> {
     if from > to {
         return Err(format!("invalid substring range. start: {from}, end: {to}"));
@@ -148,6 +150,7 @@ fn split(text: &str, separator: &str, limit: i64) -> Value {
     Value::list(parts)
 }
 
+/// Joins texts. Errors: an item that is not a string, or a result that is too long.
 fn join(items: &[Value], separator: &str) -> Result<Value> {
     let texts: Option<Vec<&str>> = items.iter().map(Value::as_str).collect();
     let texts = texts.ok_or_else(|| "no such overload".to_owned())?;
@@ -222,7 +225,7 @@ fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> 
         ))
     };
     Ok(match (clause, value) {
-        ('s', _) => shown(value),
+        ('s', _) => display_text(value),
         ('d', Value::Int(_) | Value::Uint(_)) => value.text().unwrap_or_default(),
         ('f', Value::Double(number)) => format!("{number:.precision$}"),
         ('e', Value::Double(number)) => {
@@ -267,19 +270,20 @@ fn hexadecimal(bytes: &[u8]) -> String {
 }
 
 /// Formats a value as `%s` shows it.
-fn shown(value: &Value) -> String {
+fn display_text(value: &Value) -> String {
     match value {
         Value::Null => "null".to_owned(),
         Value::Double(number) => double(*number),
         Value::Duration(duration) => duration_text(*duration),
         Value::Type(name) => name.to_string(),
         Value::List(items) => {
-            let items: Vec<String> = items.iter().map(shown).collect();
+            let items: Vec<String> = items.iter().map(display_text).collect();
             format!("[{}]", items.join(", "))
         }
         Value::Map(members) => {
-            let one =
-                |(key, value): (&Key, &Value)| format!("{}: {}", shown(&key.value()), shown(value));
+            let one = |(key, value): (&Key, &Value)| {
+                format!("{}: {}", display_text(&key.value()), display_text(value))
+            };
             let members: Vec<String> = members.iter().map(one).collect();
             format!("{{{}}}", members.join(", "))
         }
