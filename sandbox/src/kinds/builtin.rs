@@ -90,6 +90,7 @@ impl Kind {
         self
     }
 
+    /// Sets the rules that validate new objects and updates.
     fn check(
         mut self,
         create: fn(&Value) -> Vec<Cause>,
@@ -262,6 +263,7 @@ fn workload_kinds() -> Vec<Kind> {
             .default(other_groups::default_hpa)
             .check(other_groups::check_new_hpa, other_groups::update_hpa),
         {
+            // Version 1 is a view of the autoscalers, which are stored as version 2.
             let mut of_v1 = kind(
                 "autoscaling",
                 "HorizontalPodAutoscaler",

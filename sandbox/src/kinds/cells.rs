@@ -140,6 +140,8 @@ fn summarize(pod: &Value) -> PodSummary {
         break;
     }
     if !initializing || pod_condition(pod, "Initialized") {
+        // Once the pod is initialized, the restarts of init containers do not count; those of
+        // sidecars do.
         restarts = sidecar_restarts;
         last = sidecar_last;
         let (mut running, mut error) = (false, String::new());
@@ -159,6 +161,7 @@ fn summarize(pod: &Value) -> PodSummary {
                 ready += 1;
             }
         }
+        // A pod is not completed while a container still runs, nor if one has failed.
         if reason == "Completed" {
             if running && pod_condition(pod, "Ready") {
                 reason = "Running".to_owned();
@@ -188,6 +191,7 @@ pub fn pod_status(pod: &Value) -> String {
     summarize(pod).reason
 }
 
+/// Formats the restarts of a pod, with the age of the last one: `3 (5m ago)`.
 pub fn pod_restarts(pod: &Value, now: i64) -> String {
     match summarize(pod) {
         PodSummary { restarts, last_restart: Some(last), .. } if restarts != 0 => {
@@ -197,6 +201,7 @@ pub fn pod_restarts(pod: &Value, now: i64) -> String {
     }
 }
 
+/// Formats how many readiness gates of a pod are open: `1/2`.
 pub fn pod_gates(pod: &Value) -> String {
     let gates = list(pod, "/spec/readinessGates");
     if gates.is_empty() {
@@ -268,6 +273,7 @@ pub fn ingress_address(ingress: &Value) -> String {
     ingress_addresses(ingress).join(",")
 }
 
+/// Lists the hosts of an Ingress: three of them, and the number of the others; `*` for any host.
 pub fn ingress_hosts(ingress: &Value) -> String {
     let rules = list(ingress, "/spec/rules");
     let hosts: Vec<String> = rules
@@ -338,6 +344,7 @@ pub fn slice_ports(slice: &Value) -> String {
     }
 }
 
+/// Lists the addresses of an EndpointSlice: three of them, and the number of the others.
 pub fn slice_endpoints(slice: &Value) -> String {
     let addresses = list(slice, "/endpoints").iter().flat_map(|e| list(e, "/addresses"));
     let addresses = addresses.filter_map(Value::as_str).map(str::to_owned);
@@ -347,6 +354,7 @@ pub fn slice_endpoints(slice: &Value) -> String {
     }
 }
 
+/// Formats the age of the last occurrence of an Event, which newer clients keep in its series.
 pub fn event_last_seen(event: &Value, now: i64) -> String {
     if event.get("series").is_some_and(|series| !series.is_null()) {
         return since(event, "/series/lastObservedTime", now);
@@ -409,6 +417,8 @@ pub fn job_status(job: &Value) -> &'static str {
     }
 }
 
+/// Formats the completions of a Job: succeeded and wanted pods. A Job without `completions` wants
+/// one success of its `parallelism` pods.
 pub fn job_completions(job: &Value) -> String {
     let succeeded = int(job, "/status/succeeded").unwrap_or(0);
     let parallelism = int(job, "/spec/parallelism").unwrap_or(0);
@@ -450,7 +460,8 @@ pub fn phase_or_terminating(object: &Value) -> &str {
     }
 }
 
-/// Lists used and hard quotas, those named `limits.…` if `limits`, else the others.
+/// Lists the used and hard amounts of a quota: those of resources named `limits.…` if `limits`,
+/// else of all others.
 pub fn quota(object: &Value, limits: bool) -> String {
     let mut entries: Vec<String> = members(object, "/status/hard")
         .filter(|(name, _)| name.starts_with("limits.") == limits)

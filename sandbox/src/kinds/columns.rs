@@ -432,6 +432,7 @@ pub fn of(group: &str, plural: &str) -> Vec<Column> {
     columns
 }
 
+/// Builds the columns of Nodes.
 fn nodes() -> Vec<Column> {
     vec![
         name(),
@@ -447,6 +448,7 @@ fn nodes() -> Vec<Column> {
     ]
 }
 
+/// Builds the columns of Events.
 fn events() -> Vec<Column> {
     vec![
         column("Last Seen", "string", 0, |event, now| event_last_seen(event, now).into()),
@@ -462,6 +464,7 @@ fn events() -> Vec<Column> {
     ]
 }
 
+/// Builds the columns of StorageClasses.
 fn storage_classes() -> Vec<Column> {
     vec![
         class_name("/metadata/annotations/storageclass.kubernetes.io~1is-default-class"),
@@ -475,6 +478,7 @@ fn storage_classes() -> Vec<Column> {
     ]
 }
 
+/// Builds the columns of IngressClasses.
 fn ingress_classes() -> Vec<Column> {
     vec![
         class_name("/metadata/annotations/ingressclass.kubernetes.io~1is-default-class"),

@@ -53,7 +53,8 @@ pub fn prepare_service(service: &mut Value) {
     allocate(service);
 }
 
-/// Allocates the missing fields of a service: address, families, node ports.
+/// Allocates the fields that a service lacks: cluster IP, IP families and node ports. An
+/// `ExternalName` service has none of them.
 fn allocate(service: &mut Value) {
     let spec = object(service, "spec");
     let kind = text(spec, "/type").to_owned();
@@ -72,12 +73,13 @@ fn allocate(service: &mut Value) {
         set(spec, "clusterIPs", json!([address]));
     }
     // A headless service without a selector may get endpoints of either family.
-    let open = address == "None" && members(spec, "/selector").next().is_none();
-    fill(spec, "ipFamilies", if open { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
-    fill(spec, "ipFamilyPolicy", if open { "RequireDualStack" } else { "SingleStack" });
+    let is_open = address == "None" && members(spec, "/selector").next().is_none();
+    fill(spec, "ipFamilies", if is_open { json!(["IPv4", "IPv6"]) } else { json!(["IPv4"]) });
+    fill(spec, "ipFamilyPolicy", if is_open { "RequireDualStack" } else { "SingleStack" });
     if matches!(kind.as_str(), "NodePort" | "LoadBalancer") {
         for port in list_mut(spec, "/ports") {
             if int(port, "/nodePort").unwrap_or(0) == 0 {
+                // Upstream allocates node ports from 30000 to 32767, which are 2768.
                 let next = NEXT_NODE_PORT.fetch_add(1, Ordering::Relaxed) % 2768;
                 set(port, "nodePort", 30_000 + next);
             }
@@ -85,7 +87,8 @@ fn allocate(service: &mut Value) {
     }
 }
 
-/// Keeps the allocated fields that an update leaves out.
+/// Restores the allocated fields that an update of a service leaves out, and removes those that its
+/// new type does not have.
 pub fn prepare_service_update(service: &mut Value, old: &Value) {
     super::workloads::keep_status(service, old);
     let spec = object(service, "spec");
@@ -261,6 +264,7 @@ pub fn check_node(node: &Value) -> Vec<Cause> {
     NAMED.check_new(node)
 }
 
+/// Checks an update of a Node: its pod CIDRs may not change once they are set.
 pub fn update_node(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = NAMED.check_change(new, old);
     let cidr = |node: &Value| node.pointer("/spec/podCIDRs").cloned();
@@ -347,7 +351,8 @@ pub fn check_secret(secret: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Checks an update of an immutable object: the field `immutable` and the data may not change.
+/// Checks an update of an immutable ConfigMap or Secret: the field `immutable` and the data may not
+/// change.
 fn frozen(new: &Value, old: &Value) -> Vec<Cause> {
     if !truth(old, "/immutable") {
         return Vec::new();
@@ -380,6 +385,8 @@ pub fn update_secret(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Returns the value of a field that a field selector for services may name; `None` for any other
+/// field.
 pub fn service_field(service: &Value, path: &str) -> Option<String> {
     let pointer = match path {
         "spec.clusterIP" => "/spec/clusterIP",
@@ -408,6 +415,7 @@ pub fn pending(object: &mut Value) {
     set(object, "status", json!({ "phase": "Pending" }));
 }
 
+/// Adds a finalizer to an object, unless it has it already.
 fn add_finalizer(value: &mut Value, finalizer: &str) {
     let metadata = object(value, "metadata");
     fill(metadata, "finalizers", json!([]));
@@ -435,9 +443,8 @@ pub fn check_claim(claim: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Validates the update of a claim, of whose spec only these parts may change: the size, the
-/// attributes class, the storage class while it is unset, and the volume name while the claim is
-/// unbound.
+/// Checks an update of a claim. Of its spec only these parts may change: the size, the attributes
+/// class, the storage class while it is unset, and the volume name while the claim is unbound.
 pub fn update_claim(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_claim(new));
@@ -530,6 +537,7 @@ pub fn default_limits(range: &mut Value) {
     }
 }
 
+/// Fills in the defaults of an Endpoints object: the protocol of its ports.
 pub fn default_endpoints(endpoints: &mut Value) {
     drop_nulls(endpoints);
     for subset in list_mut(endpoints, "/subsets") {
@@ -575,6 +583,7 @@ pub fn check_event(event: &Value) -> Vec<Cause> {
     let involved = text(event, "/involvedObject/namespace");
     let namespace = text(event, "/metadata/namespace");
     let fits = involved == namespace
+        // An Event about an object without a namespace is in one of these.
         || (involved.is_empty() && matches!(namespace, "default" | "kube-system"));
     if !fits {
         let detail = "does not match event.namespace";

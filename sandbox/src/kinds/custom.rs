@@ -78,6 +78,8 @@ fn check(crd: &Value) -> Vec<Cause> {
         }
         if let Some(schema) = schema {
             let at = match versions.len() {
+                // Upstream reports the schema of an only version at the place that all versions
+                // shared in v1beta1.
                 1 => "spec.validation.openAPIV3Schema".to_owned(),
                 _ => format!("{at}.schema.openAPIV3Schema"),
             };
@@ -104,9 +106,9 @@ fn check_structure(schema: &Value, at: &str, faults: &mut Vec<Cause>) {
     }
     let pattern = text(schema, "/pattern");
     // Unlike a real server, this one has no Unicode classes.
-    let known = !pattern.contains("\\p") && !pattern.contains("\\P");
+    let is_readable = !pattern.contains("\\p") && !pattern.contains("\\P");
     if let Err(error) = regex_lite::Regex::new(pattern)
-        && known
+        && is_readable
     {
         let detail =
             format!("must be a valid regular expression, but isn't: error parsing regexp: {error}");
@@ -285,7 +287,7 @@ impl JsonPath {
         let mut rest = text.trim().trim_start_matches('{').trim_end_matches('}');
         while !rest.is_empty() {
             if let Some(inside) = rest.strip_prefix('[') {
-                let end = closing(inside);
+                let end = closing_bracket(inside);
                 steps.push(bracket(&inside[..end]));
                 rest = inside.get(end + 1..).unwrap_or_default();
                 continue;
@@ -358,8 +360,9 @@ fn walk<'a>(steps: &[Step], root: &'a Value) -> Vec<&'a Value> {
     found
 }
 
-/// Finds where the bracket that was opened before `text` closes; its end if it does not.
-fn closing(text: &str) -> usize {
+/// Returns the position of the bracket that closes the one before `text`; the length of `text` if
+/// there is none.
+fn closing_bracket(text: &str) -> usize {
     let mut quote = None;
     let mut depth = 0;
     for (at, c) in text.char_indices() {

@@ -21,6 +21,7 @@ pub fn invalid(field: impl Into<String>, value: &Value, detail: &str) -> Cause {
     cause("FieldValueInvalid", field, with_detail(&format!("Invalid value: {value}"), detail))
 }
 
+/// Builds the cause for a value that is not one of `supported`.
 pub fn unsupported(field: impl Into<String>, value: &Value, supported: &[&str]) -> Cause {
     let supported: Vec<String> = supported.iter().map(|s| format!("{s:?}")).collect();
     let detail = format!("supported values: {}", supported.join(", "));

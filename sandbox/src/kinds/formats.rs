@@ -38,7 +38,7 @@ const PATTERNS: [(&str, &str); 13] = [
     ("uuid5", "(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?5[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}$"),
 ];
 
-/// Returns whether `text` is of the format. Any text is of a format that is not known here.
+/// Returns whether `text` has this format of a schema; true for a format that is not known here.
 pub fn fits(format: &str, text: &str) -> bool {
     let format = format.replace('-', "");
     match format.as_str() {
@@ -56,6 +56,7 @@ pub fn fits(format: &str, text: &str) -> bool {
     }
 }
 
+/// Returns whether `text` is an address with the length of its prefix.
 fn is_cidr(text: &str) -> bool {
     let Some((address, bits)) = text.split_once('/') else { return false };
     let most = match address.parse::<IpAddr>() {

@@ -20,6 +20,7 @@ pub fn served(minor: u32, all: bool) -> Vec<Kind> {
                 kind.resource.version = (*version).into();
             }
         }
+        // Since 1.37 autoscalers have a generation.
         // Pull request 138228.
         let autoscalers = kinds.iter_mut().filter(|kind| kind.resource.group == "autoscaling");
         autoscalers.for_each(|kind| kind.has_generation = true);
@@ -110,8 +111,8 @@ fn version_faults(version: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Checks that the common version is that of all servers, if they agree, and is absent otherwise.
-/// Upstream: `validateCommonVersion`.
+/// Returns a fault unless the common version is that of all servers, if they agree, and is absent
+/// otherwise. Upstream: `validateCommonVersion`.
 fn wrong_common_version(version: &Value) -> Option<Cause> {
     let mut all = list(version, "/status/storageVersions")
         .iter()

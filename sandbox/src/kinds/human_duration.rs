@@ -9,6 +9,7 @@ pub fn human_duration(seconds: i64) -> String {
     };
     match seconds {
         ..-1 => "<invalid>".to_owned(),
+        // As upstream: the clocks of two machines may differ by a second.
         -1 => "0s".to_owned(),
         _ if seconds < 120 => format!("{seconds}s"),
         _ if minutes < 10 => pair(minutes, "m", seconds % 60, "s"),

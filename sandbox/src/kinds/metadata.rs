@@ -74,7 +74,7 @@ pub fn subdomain_fault(name: &str) -> Option<String> {
     (!name.split('.').all(is_dns1123_label)).then(|| SUBDOMAIN.to_owned())
 }
 
-/// Checks a name by the kind's rule, and returns the message of its fault.
+/// Checks a name by the kind's rule; returns the message of its fault, or `None` if it is valid.
 pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     match rule {
         NameRule::Subdomain => subdomain_fault(name),
@@ -118,8 +118,8 @@ pub fn name_fault(rule: NameRule, name: &str) -> Option<String> {
     }
 }
 
-/// Checks the key of a label or annotation, and returns the message of its fault. Upstream:
-/// `validation.IsQualifiedName`.
+/// Checks the key of a label or annotation; returns the message of its fault, or `None` if it is
+/// valid. Upstream: `validation.IsQualifiedName`.
 pub fn qualified_fault(key: &str) -> Option<String> {
     let (prefix, name) = match key.split_once('/') {
         Some((prefix, name)) => (Some(prefix), name),
@@ -166,6 +166,7 @@ pub fn annotations(object: &Value, pointer: &str, field: &str, faults: &mut Vec<
     let mut bytes = 0;
     for (key, value) in members(object, pointer) {
         bytes += key.len() + value.as_str().map_or(0, str::len);
+        // Upstream accepts capitals in the prefix of an annotation.
         if let Some(fault) = qualified_fault(&key.to_lowercase()) {
             faults.push(invalid(field, &key.into(), &fault));
         }

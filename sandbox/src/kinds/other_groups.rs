@@ -117,6 +117,7 @@ fn hpa_faults(hpa: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Checks an update of an autoscaler: its spec, and the kind of its target if that changes.
 pub fn update_hpa(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = HPA.check_change(new, old);
     let target =
@@ -145,6 +146,7 @@ pub fn budget_status(budget: &mut Value) {
     set(budget, "status", zero);
 }
 
+/// Checks a PodDisruptionBudget: it may set one of `minAvailable` and `maxUnavailable` only.
 pub fn budget_faults(budget: &Value) -> Vec<Cause> {
     let of = |part: &str| budget.pointer(&format!("/spec/{part}"));
     if of("minAvailable").is_none() || of("maxUnavailable").is_none() {
@@ -158,6 +160,7 @@ pub fn ingress_status(ingress: &mut Value) {
     set(ingress, "status", json!({ "loadBalancer": {} }));
 }
 
+/// Checks an Ingress: it needs a default backend or rules.
 pub fn ingress_faults(ingress: &Value) -> Vec<Cause> {
     let spec = |part: &str| ingress.pointer(&format!("/spec/{part}"));
     if spec("defaultBackend").is_some() || !list(ingress, "/spec/rules").is_empty() {
@@ -324,6 +327,8 @@ pub fn keep_spec_and_status(new: &mut Value, old: &Value) {
     super::json::restore(new, old, "status");
 }
 
+/// Fills in the defaults of a CustomResourceDefinition: the names that follow from its kind, and no
+/// conversion.
 pub fn default_crd(crd: &mut Value) {
     drop_nulls(crd);
     let spec = object(crd, "spec");
@@ -334,7 +339,7 @@ pub fn default_crd(crd: &mut Value) {
     fill(object(spec, "conversion"), "strategy", "None");
 }
 
-/// Accepts and establishes every valid definition immediately.
+/// Sets the status of a new definition: its names are accepted and it is established at once.
 pub fn accept_crd(crd: &mut Value) {
     let time = text(crd, "/metadata/creationTimestamp").to_owned();
     let condition = |kind: &str, reason: &str, message: &str| {

@@ -98,6 +98,7 @@ pub fn default_resources(resources: &mut Value) {
     canonicalize(resources.get_mut("requests"));
 }
 
+/// Sets the requests that a container lacks to its limits.
 fn limits_to_requests(container: &mut Value) {
     let limits: Vec<(String, Value)> = members(container, "/resources/limits")
         .map(|(name, value)| (name.to_owned(), value.clone()))
@@ -173,6 +174,7 @@ pub fn prepare_create(pod: &mut Value) {
     set(pod, "status", json!({ "phase": "Pending", "qosClass": class }));
     let spec = object(pod, "spec");
     let priority = match text(spec, "/priorityClassName") {
+        // Upstream: `SystemCriticalPriority`, and 1000 more for nodes.
         "system-node-critical" => 2_000_001_000,
         "system-cluster-critical" => 2_000_000_000,
         _ => 0,

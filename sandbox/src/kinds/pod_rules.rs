@@ -185,6 +185,7 @@ pub fn check_update(new: &Value, old: &Value) -> Vec<Cause> {
             return faults;
         }
     }
+    // Tolerations may be added; of those that exist, only `tolerationSeconds` may change.
     let added_only = list(old, "/spec/tolerations")
         .iter()
         .all(|toleration| list(new, "/spec/tolerations").contains(toleration));

@@ -15,8 +15,9 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// Returns the form in a list of resources, rounded up to thousandths; `None` when the value is no
-/// quantity. Upstream: `Convert_v1_ResourceList_To_core_ResourceList`.
+/// Returns a quantity as it is stored in a list of resources: in canonical form, rounded up to
+/// thousandths. `None` when the value is no quantity. Upstream:
+/// `Convert_v1_ResourceList_To_core_ResourceList`.
 pub fn canonical(value: &Value) -> Option<String> {
     let text = text(value)?;
     let quantity: Quantity = text.parse().ok()?;

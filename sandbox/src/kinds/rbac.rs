@@ -51,20 +51,20 @@ pub fn check_role(role: &Value) -> Vec<Cause> {
     let namespaced = text(role, "/kind") == "Role";
     for (n, rule) in list(role, "/rules").iter().enumerate() {
         let at = |field: &str| format!("rules[{n}].{field}");
-        let none = |field: &str| list(rule, &format!("/{field}")).is_empty();
+        let is_empty_list = |field: &str| list(rule, &format!("/{field}")).is_empty();
         if none("verbs") {
             faults.push(required(at("verbs"), "verbs must contain at least one value"));
         }
         if none("nonResourceURLs") {
             for (field, what) in [("apiGroups", "api group"), ("resources", "resource")] {
-                if none(field) {
+                if is_empty_list(field) {
                     let detail = format!("resource rules must supply at least one {what}");
                     faults.push(required(at(field), &detail));
                 }
             }
             continue;
         }
-        let mut wrong = |detail| {
+        let mut add_path_fault = |detail| {
             faults.push(invalid(at("nonResourceURLs"), &rule["nonResourceURLs"], detail));
         };
         if namespaced {
@@ -107,8 +107,8 @@ pub fn check_binding(binding: &Value) -> Vec<Cause> {
     match text(binding, "/roleRef/name") {
         "" => faults.push(required("roleRef.name", "")),
         name => {
-            let wrong = metadata::name_fault(NameRule::PathSegment, name);
-            faults.extend(wrong.map(|why| invalid("roleRef.name", &name.into(), &why)));
+            let fault = metadata::name_fault(NameRule::PathSegment, name);
+            faults.extend(fault.map(|why| invalid("roleRef.name", &name.into(), &why)));
         }
     }
     for (n, subject) in list(binding, "/subjects").iter().enumerate() {
@@ -151,7 +151,7 @@ fn check_subject(subject: &Value, namespaced: bool, at: &str, faults: &mut Vec<C
     }
 }
 
-/// Validates the update of a binding, whose `roleRef` may not change.
+/// Checks an update of a binding: its `roleRef` may not change.
 pub fn update_binding(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = check_binding(new);
     faults.extend(metadata::check_update(new, old));

@@ -37,6 +37,8 @@ impl Rules {
         faults
     }
 
+    /// Checks an update: its metadata, the rules of a new object, and the fields that may not
+    /// change.
     pub fn check_change(&self, new: &Value, old: &Value) -> Vec<Cause> {
         let mut faults = metadata::check_update(new, old);
         faults.extend(self.check_new(new));

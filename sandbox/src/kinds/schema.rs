@@ -23,17 +23,18 @@ pub fn prune(schema: &Value, object: &mut Value) {
     prune_at(schema, object, true);
 }
 
-/// Removes the fields that the schema does not know from a value and all below it. An object's own
-/// type and metadata stay.
+/// Removes the fields that the schema does not know from a value and all below it. `root`: the
+/// value is the object itself, whose type and metadata stay.
 fn prune_at(schema: &Value, value: &mut Value, root: bool) {
     match value {
         Value::Object(members) => {
-            let keep = truth(schema, "/x-kubernetes-preserve-unknown-fields")
+            let keeps_unknown = truth(schema, "/x-kubernetes-preserve-unknown-fields")
                 || schema.get("additionalProperties").is_some_and(|a| *a != Value::Bool(false));
-            let resource = root || truth(schema, "/x-kubernetes-embedded-resource");
-            members
-                .retain(|key, _| keep || is_own(resource, key) || property(schema, key).is_some());
-            for (key, member) in members.iter_mut().filter(|(key, _)| !is_own(resource, key)) {
+            let is_resource = root || truth(schema, "/x-kubernetes-embedded-resource");
+            members.retain(|key, _| {
+                keeps_unknown || is_own(is_resource, key) || property(schema, key).is_some()
+            });
+            for (key, member) in members.iter_mut().filter(|(key, _)| !is_own(is_resource, key)) {
                 if let Some(of) = property(schema, key).or_else(|| additional(schema)) {
                     prune_at(of, member, false);
                 }

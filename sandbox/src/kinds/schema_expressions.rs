@@ -26,7 +26,8 @@ pub fn any(schema: &Value) -> bool {
         || ["items", "additionalProperties"].iter().filter_map(|key| schema.get(key)).any(any)
 }
 
-/// Returns the faults that rules find in an object. `old`: the object before an update.
+/// Evaluates the CEL rules of a schema on an object, and returns their faults. `old`: the object
+/// before an update.
 pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let found = on_deep_stack(|| {
         let mut faults = Vec::new();
@@ -36,7 +37,8 @@ pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> 
     found.unwrap_or_else(|error| vec![invalid("<nil>", &"".into(), &error.to_string())])
 }
 
-/// Reports the rules of the schema at `at` whose syntax is wrong. Their types are not checked.
+/// Returns a fault for each rule of the schema at `at` whose syntax is wrong. Types are not
+/// checked.
 pub fn syntax(schema: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     for (n, rule) in list(schema, &format!("/{RULES}")).iter().enumerate() {
@@ -117,8 +119,8 @@ fn check_rules(
     if rules.is_empty() {
         return;
     }
-    let new_self = typed(schema, value, is_resource);
-    let old_self = old.map(|old| typed(schema, old, is_resource));
+    let new_self = to_cel(schema, value, is_resource);
+    let old_self = old.map(|old| to_cel(schema, old, is_resource));
     let kind = text(schema, "/type");
     let root = if at.is_empty() { "<nil>" } else { at };
     for rule in rules {
@@ -135,14 +137,15 @@ fn check_rules(
                 continue;
             }
         };
-        let compares = program.uses("oldSelf");
+        let uses_old = program.uses("oldSelf");
         let is_optional = truth(rule, "/optionalOldSelf");
-        if compares && old_self.is_none() && !is_optional {
+        if uses_old && old_self.is_none() && !is_optional {
             continue;
         }
         let mut variables = Variables::default();
         variables.set("self", new_self.clone());
         match (&old_self, is_optional) {
+            // With `optionalOldSelf` the old value is a CEL optional, empty at a creation.
             (old_self, true) => variables.set("oldSelf", old_self.clone().into()),
             (Some(old_self), false) => variables.set("oldSelf", old_self.clone()),
             (None, false) => {}
@@ -150,14 +153,14 @@ fn check_rules(
         match program.evaluate(&variables) {
             Ok(cel::Value::Bool(true)) => {}
             // An unchanged value that was already invalid is accepted.
-            Ok(_) if !compares && old == Some(value) => {}
+            Ok(_) if !uses_old && old == Some(value) => {}
             Ok(_) => {
                 let path = match (at, text(rule, "/fieldPath").trim_start_matches('.')) {
                     (_, "") => root.to_owned(),
                     ("", below) => below.to_owned(),
                     (at, below) => format!("{at}.{below}"),
                 };
-                faults.push(refused(rule, path, value, &message(rule, source, &variables)));
+                faults.push(refusal_cause(rule, path, value, &message(rule, source, &variables)));
             }
             Err(error) if error.starts_with("no such overload") => faults.push(rule_fault(&format!(
                 "'{error}': call arguments did not match a supported operator, function or macro \
@@ -171,13 +174,15 @@ fn check_rules(
 /// Returns the message of a rule that does not hold: that of its expression if it is usable, else
 /// its own text, else the rule itself.
 fn message(rule: &Value, source: &str, variables: &Variables<'_>) -> String {
-    let made = match text(rule, "/messageExpression") {
+    let evaluated = match text(rule, "/messageExpression") {
         "" => None,
-        expression => Program::parse(expression).and_then(|made| made.evaluate(variables)).ok(),
+        expression => {
+            Program::parse(expression).and_then(|evaluated| evaluated.evaluate(variables)).ok()
+        }
     };
-    let made = made.as_ref().and_then(cel::Value::as_str).unwrap_or_default().trim();
-    if !made.is_empty() && made.len() <= MAX_MESSAGE_BYTES && !made.contains('\n') {
-        return made.to_owned();
+    let evaluated = evaluated.as_ref().and_then(cel::Value::as_str).unwrap_or_default().trim();
+    if !evaluated.is_empty() && evaluated.len() <= MAX_MESSAGE_BYTES && !evaluated.contains('\n') {
+        return evaluated.to_owned();
     }
     match text(rule, "/message").trim() {
         "" => format!("failed rule: {source}"),
@@ -187,7 +192,7 @@ fn message(rule: &Value, source: &str, variables: &Variables<'_>) -> String {
 
 /// Builds the fault of a value that a rule refuses, with the reason that the rule gives. Objects
 /// and lists are not shown. Upstream: `fieldErrorForReason`.
-fn refused(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
+fn refusal_cause(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
     let is_plain = !value.is_object() && !value.is_array();
     match text(rule, "/reason") {
         "FieldValueForbidden" => forbidden(path, detail),
@@ -203,7 +208,7 @@ fn refused(rule: &Value, path: String, value: &Value, detail: &str) -> Cause {
 }
 
 /// Converts a value to CEL, with the types from its schema. Upstream: `UnstructuredToVal`.
-fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
+fn to_cel(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
     let untyped = || cel::Value::from(value);
     if truth(schema, "/x-kubernetes-int-or-string") {
         return untyped();
@@ -213,11 +218,11 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
             let is_resource = is_resource || truth(schema, "/x-kubernetes-embedded-resource");
             let below = |(name, member): (&String, &Value)| {
                 if is_own(is_resource, name) {
-                    return Some((name.clone(), own(name, member)));
+                    return Some((name.clone(), resource_member(name, member)));
                 }
                 match (property(schema, name), additional(schema)) {
-                    (Some(below), _) => Some((escaped(name)?, typed(below, member, false))),
-                    (None, Some(below)) => Some((name.clone(), typed(below, member, false))),
+                    (Some(below), _) => Some((escaped(name)?, to_cel(below, member, false))),
+                    (None, Some(below)) => Some((name.clone(), to_cel(below, member, false))),
                     (None, None) => None,
                 }
             };
@@ -228,7 +233,7 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
         ("array", Value::Array(items)) => {
             let nothing = Value::Null;
             let below = schema.get("items").unwrap_or(&nothing);
-            cel::Value::list(items.iter().map(|item| typed(below, item, false)).collect())
+            cel::Value::list(items.iter().map(|item| to_cel(below, item, false)).collect())
         }
         ("number", Value::Number(number)) => {
             cel::Value::Double(number.as_f64().unwrap_or_default())
@@ -250,7 +255,7 @@ fn typed(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
 }
 
 /// Returns a member of a resource as rules see it: of the metadata only the names.
-fn own(name: &str, value: &Value) -> cel::Value {
+fn resource_member(name: &str, value: &Value) -> cel::Value {
     if name != "metadata" {
         return value.into();
     }

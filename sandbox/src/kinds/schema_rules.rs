@@ -63,6 +63,7 @@ fn check_at(schema: &Value, value: &Value, old: Option<&Value>, at: &str, faults
         let given = type_name(value);
         let detail = format!("{field} in body must be of type {wanted}: {given:?}");
         faults.push(wrong_type(at, &given.into(), &detail));
+        // A fraction in place of an integer has two faults, as upstream.
         if (wanted, given) == ("integer", "number") {
             let detail = format!("Checked value must be of type integer (default format) in {at}");
             faults.push(of_no_field(&detail));
@@ -106,13 +107,13 @@ fn check_choices(
     at: &str,
     faults: &mut Vec<Cause>,
 ) {
-    let tried = |of: &Value| {
+    let faults_of = |of: &Value| {
         let mut faults = Vec::new();
         check_at(of, value, old, at, &mut faults);
         faults
     };
-    let tried_all = |key: &str| -> Vec<Vec<Cause>> {
-        list(schema, &format!("/{key}")).iter().map(tried).collect()
+    let faults_of_each = |key: &str| -> Vec<Vec<Cause>> {
+        list(schema, &format!("/{key}")).iter().map(faults_of).collect()
     };
     let any = tried_all("anyOf");
     if let Some(first) = any.first()
@@ -143,7 +144,7 @@ fn check_choices(
         let detail = format!("{at:?} must validate all the schemas (allOf){none}");
         faults.push(of_no_field(&detail));
     }
-    if schema.get("not").is_some_and(|not| tried(not).is_empty()) {
+    if schema.get("not").is_some_and(|not| faults_of(not).is_empty()) {
         faults.push(of_no_field(&format!("{at:?} must not validate the schema (not)")));
     }
 }
@@ -163,14 +164,14 @@ fn check_members(
             faults.push(required(join(key), ""));
         }
     }
-    let resource = at.is_empty();
+    let is_root = at.is_empty();
     if truth(schema, "/x-kubernetes-embedded-resource") {
         let lacks = |key: &&str| !members.contains_key(*key);
         faults.extend(
             ["apiVersion", "kind"].into_iter().filter(lacks).map(|k| required(join(k), "")),
         );
     }
-    for (key, member) in members.iter().filter(|(key, _)| !is_own(resource, key)) {
+    for (key, member) in members.iter().filter(|(key, _)| !is_own(is_root, key)) {
         if let Some(of) = property(schema, key).or_else(|| additional(schema)) {
             let old = old.and_then(|old| old.get(key));
             check_at(of, member, old, &join(key), faults);
@@ -218,8 +219,8 @@ fn check_items(
     }
 }
 
-/// Checks the number of items or properties against the schema's bounds. `what`: `Items` or
-/// `Properties`.
+/// Returns a fault unless the number of items or properties is within the schema's bounds. `what`:
+/// `Items` or `Properties`.
 fn wrong_count(schema: &Value, count: usize, what: &str, at: &str) -> Option<Cause> {
     let bound = |of: &str| {
         int(schema, &format!("/{of}{what}")).and_then(|bound| usize::try_from(bound).ok())

@@ -43,6 +43,7 @@ fn rename(object: &mut Value, from: &str, to: &str) {
     }
 }
 
+/// Converts a stored core Event to `events.k8s.io`, where some fields have other names.
 fn read_event(stored: &Value) -> Value {
     let mut event = stored.clone();
     for (core, own) in EVENT_NAMES {
@@ -60,7 +61,8 @@ fn write_event(mut event: Value) -> Value {
     event
 }
 
-/// Returns the fields that events.k8s.io selects by, looked up in the stored form.
+/// Returns the value of a field that a field selector for `events.k8s.io` may name, read from the
+/// stored core Event; `None` for any other field.
 pub fn event_field(event: &Value, path: &str) -> Option<String> {
     let path = match path.split_once('.') {
         Some(("regarding", rest)) => format!("involvedObject.{rest}"),
@@ -76,7 +78,8 @@ fn is_cpu_utilization(metric: &Value) -> bool {
         && metric.pointer("/resource/target/averageUtilization").is_some()
 }
 
-/// Shows the one metric that v1 has a field for; v1 does not show other metrics.
+/// Converts a stored autoscaler to version 1, which has a field for the CPU utilization only: other
+/// metrics, the behavior and the conditions are left out.
 fn read_autoscaler(stored: &Value) -> Value {
     let mut scaler = stored.clone();
     set(&mut scaler, "apiVersion", "autoscaling/v1");

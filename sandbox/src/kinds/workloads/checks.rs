@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{check_restart_policy, mismatch, selector_matches, template_of, update};
+use super::{check_restart_policy, selector_matches, selector_mismatch, template_of, update};
 use crate::kinds::fault::{forbidden, invalid, non_negative, required, unsupported};
 use crate::kinds::json::{int, members, remove, text};
 use crate::kinds::metadata::{self, NameRule};
@@ -10,8 +10,8 @@ use crate::kinds::pod_rules;
 use crate::status::Cause;
 use kube_controller_manager::objects::{Labels, Selector};
 
-/// Checks the rules that all sets of pods share.
-fn set_of_pods(object: &Value, rule: NameRule) -> Vec<Cause> {
+/// Checks what all sets of pods share: metadata, counts, selector, template and restart policy.
+fn check_set_of_pods(object: &Value, rule: NameRule) -> Vec<Cause> {
     let mut faults = metadata::check(object, rule);
     for field in ["replicas", "minReadySeconds", "revisionHistoryLimit"] {
         let value = object.pointer(&format!("/spec/{field}"));
@@ -31,8 +31,8 @@ fn is_zero(value: Option<&Value>) -> bool {
     }
 }
 
-/// Checks a number that may also be a percentage.
-fn int_or_percent(value: Option<&Value>, field: &str) -> Option<Cause> {
+/// Returns a fault unless the value is a number, or text with a percentage.
+fn int_or_percent_fault(value: Option<&Value>, field: &str) -> Option<Cause> {
     match value? {
         Value::String(text) => {
             let number = text.strip_suffix('%').unwrap_or_default();
@@ -47,7 +47,7 @@ fn int_or_percent(value: Option<&Value>, field: &str) -> Option<Cause> {
 
 /// Validates a Deployment: what all sets of pods share, its strategy and its progress deadline.
 pub fn check_deployment(deployment: &Value) -> Vec<Cause> {
-    let mut faults = set_of_pods(deployment, NameRule::Subdomain);
+    let mut faults = check_set_of_pods(deployment, NameRule::Subdomain);
     let strategy = deployment.pointer("/spec/strategy").unwrap_or(&Value::Null);
     let at = "spec.strategy";
     match text(strategy, "/type") {
@@ -62,8 +62,8 @@ pub fn check_deployment(deployment: &Value) -> Vec<Cause> {
                 strategy.pointer("/rollingUpdate/maxUnavailable"),
             );
             let field = format!("{at}.rollingUpdate.maxUnavailable");
-            faults.extend(int_or_percent(down, &field));
-            faults.extend(int_or_percent(surge, &format!("{at}.rollingUpdate.maxSurge")));
+            faults.extend(int_or_percent_fault(down, &field));
+            faults.extend(int_or_percent_fault(surge, &format!("{at}.rollingUpdate.maxSurge")));
             if is_zero(surge) && is_zero(down) {
                 let value = down.unwrap_or(&Value::Null);
                 faults.push(invalid(field, value, "may not be 0 when `maxSurge` is 0"));
@@ -88,12 +88,12 @@ pub fn check_deployment(deployment: &Value) -> Vec<Cause> {
 }
 
 pub fn check_replica_set(set: &Value) -> Vec<Cause> {
-    set_of_pods(set, NameRule::Subdomain)
+    check_set_of_pods(set, NameRule::Subdomain)
 }
 
 /// Checks a StatefulSet: its template, and the names of its policies.
 pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
-    let mut faults = set_of_pods(set, NameRule::Subdomain);
+    let mut faults = check_set_of_pods(set, NameRule::Subdomain);
     // A mount may refer to a claim template.
     faults.retain(|fault| {
         fault.reason != "FieldValueNotFound" || !fault.field.contains(".volumeMounts[")
@@ -115,17 +115,17 @@ pub fn check_stateful_set(set: &Value) -> Vec<Cause> {
 /// Checks a DaemonSet: its template, and that a rolling update either surges or makes pods
 /// unavailable, not both or neither.
 pub fn check_daemon_set(set: &Value) -> Vec<Cause> {
-    let mut faults = set_of_pods(set, NameRule::Subdomain);
+    let mut faults = check_set_of_pods(set, NameRule::Subdomain);
     let rolling = set.pointer("/spec/updateStrategy/rollingUpdate").unwrap_or(&Value::Null);
     if text(set, "/spec/updateStrategy/type") == "RollingUpdate" {
-        let (surge, down) =
+        let (has_no_surge, has_no_unavailable) =
             (is_zero(rolling.get("maxSurge")), is_zero(rolling.get("maxUnavailable")));
         let at = "spec.updateStrategy.rollingUpdate";
         let unavailable = rolling.get("maxUnavailable").unwrap_or(&Value::Null);
         let field = format!("{at}.maxUnavailable");
-        if surge && down {
+        if has_no_surge && has_no_unavailable {
             faults.push(invalid(field, unavailable, "cannot be 0 when maxSurge is 0"));
-        } else if !surge && !down {
+        } else if !has_no_surge && !has_no_unavailable {
             let detail = "may not be set when maxUnavailable is non-zero";
             let value = rolling.get("maxSurge").unwrap_or(&Value::Null);
             faults.push(invalid(format!("{at}.maxSurge"), value, detail));
@@ -144,7 +144,7 @@ pub fn check_controller(controller: &Value) -> Vec<Cause> {
     if selector.is_empty() {
         faults.push(required("spec.selector", ""));
     }
-    faults.extend(mismatch(controller, &Selector::from_labels(&selector)));
+    faults.extend(selector_mismatch(controller, &Selector::from_labels(&selector)));
     faults.extend(pod_rules::template(template_of(controller), "spec.template"));
     faults.extend(check_restart_policy(template_of(controller)));
     faults
@@ -168,7 +168,7 @@ pub fn check_controller_update(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Validates the update of a StatefulSet, of whose spec only the named fields may change.
+/// Checks an update of a StatefulSet: of its spec, only the fields that the fault names may change.
 pub fn check_stateful_set_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_stateful_set(new));

@@ -95,6 +95,7 @@ pub fn zero_stateful(object: &mut Value) {
 
 const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
+/// Prepares a new DaemonSet: its status has zero counts, and its template is the first generation.
 pub fn prepare_daemon_set(set_of_pods: &mut Value) {
     let zero = json!({
         "currentNumberScheduled": 0, "desiredNumberScheduled": 0, "numberMisscheduled": 0,
@@ -104,7 +105,8 @@ pub fn prepare_daemon_set(set_of_pods: &mut Value) {
     set(object(object(set_of_pods, "metadata"), "annotations"), TEMPLATE_GENERATION, "1");
 }
 
-/// Counts each change of the template.
+/// Keeps the status of an updated DaemonSet, and raises the generation of its template, an
+/// annotation, if the template has changed.
 pub fn prepare_daemon_set_update(new: &mut Value, old: &Value) {
     keep_status(new, old);
     let counted = text(old, &format!("/metadata/annotations/{TEMPLATE_GENERATION}"));

@@ -80,7 +80,7 @@ pub fn default_cron_job(job: &mut Value) {
 }
 
 /// Validates the spec of a Job at path `at`, also that in a CronJob's template.
-fn job_spec(spec: &Value, at: &str) -> Vec<Cause> {
+fn check_job_spec(spec: &Value, at: &str) -> Vec<Cause> {
     let mut faults = Vec::new();
     for field in [
         "parallelism",
@@ -115,12 +115,12 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
     } else {
         faults.extend(selector_matches(job));
     }
-    faults.extend(job_spec(job.get("spec").unwrap_or(&Value::Null), "spec"));
+    faults.extend(check_job_spec(job.get("spec").unwrap_or(&Value::Null), "spec"));
     faults
 }
 
-/// Validates the update of a Job. While the Job is at rest, scheduling directives in its template
-/// may change.
+/// Checks an update of a Job. While the Job is at rest, scheduling directives in its template may
+/// change.
 pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = update(new, old, check_job);
     let (new_template, old_template) = (template_of(new), template_of(old));
@@ -197,7 +197,7 @@ pub fn check_new_cron_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Checks that the time zone of a CronJob is known. Upstream: `validateTimeZone`.
+/// Returns a fault if the time zone of a CronJob is not known. Upstream: `validateTimeZone`.
 fn wrong_time_zone(job: &Value) -> Option<Cause> {
     let given = job.pointer("/spec/timeZone").filter(|given| !given.is_null())?;
     let name = given.as_str().unwrap_or_default();
@@ -245,10 +245,12 @@ fn check_cron_job(job: &Value) -> Vec<Cause> {
         faults.extend(non_negative(&format!("spec.{field}"), value));
     }
     let template = job.pointer("/spec/jobTemplate/spec").unwrap_or(&Value::Null);
-    faults.extend(job_spec(template, "spec.jobTemplate.spec"));
+    faults.extend(check_job_spec(template, "spec.jobTemplate.spec"));
     faults
 }
 
+/// Checks an update of a CronJob. A time zone that has not changed is accepted, even if it is
+/// unknown.
 pub fn check_cron_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check_cron_job(new));

@@ -43,7 +43,7 @@ fn labels_of(template: &Value) -> Labels {
 fn selector_matches(object: &Value) -> Vec<Cause> {
     let Some(given) = object.pointer("/spec/selector") else {
         let mut faults = vec![required("spec.selector", "")];
-        faults.extend(mismatch(object, &Selector::nothing()));
+        faults.extend(selector_mismatch(object, &Selector::nothing()));
         return faults;
     };
     let parsed: Option<LabelSelector> = serde_json::from_value(given.clone()).ok();
@@ -58,11 +58,12 @@ fn selector_matches(object: &Value) -> Vec<Cause> {
             format!("empty selector is invalid for {}", text(object, "/kind").to_lowercase());
         faults.push(invalid("spec.selector", given, &detail));
     }
-    faults.extend(mismatch(object, &selector));
+    faults.extend(selector_mismatch(object, &selector));
     faults
 }
 
-fn mismatch(object: &Value, selector: &Selector) -> Option<Cause> {
+/// Returns a fault unless the selector matches the labels of the object's template.
+fn selector_mismatch(object: &Value, selector: &Selector) -> Option<Cause> {
     let template = object.pointer("/spec/template").unwrap_or(&Value::Null);
     if selector.matches(&labels_of(template)) {
         return None;
