@@ -42,7 +42,9 @@ const BUILT_IN: &str = include_str!("../../fixtures/demo.yaml");
 const POLL: Duration = Duration::from_millis(100);
 
 impl Demo {
-    /// Runs until done (`once`) or stopped. The error names what did not converge.
+    /// Runs the demo: starts a cluster and a manager, creates the objects of the fixture, and shows
+    /// their progress. Returns after the rollout (`once`) or at the stop. Errors: what did not
+    /// converge or ended early.
     pub async fn run(self, stop: StopToken) -> Result<()> {
         let objects = match &self.fixture {
             None => parse("the built-in fixture", BUILT_IN)?,
@@ -124,7 +126,7 @@ impl Demo {
             Ok(()) if !self.once && !stop.is_stopped() => {
                 let kubeconfig = cluster.kubeconfig();
                 print!("{}", hint(&kubeconfig, node.is_some()));
-                watch(&mut manager, node.as_mut(), &cluster, &stop).await
+                watch_processes(&mut manager, node.as_mut(), &cluster, &stop).await
             }
             Ok(()) => {
                 println!("rolled out.");
@@ -161,8 +163,8 @@ fn hint(kubeconfig: &Path, has_containers: bool) -> String {
     )
 }
 
-/// Fails when the manager or the node ends before the stop.
-async fn watch(
+/// Waits until the stop. Fails when the manager or the node ends before it.
+async fn watch_processes(
     manager: &mut Manager,
     mut node: Option<&mut ContainerNode>,
     cluster: &Cluster,
@@ -180,7 +182,8 @@ async fn watch(
     Ok(())
 }
 
-/// Returns the objects of the YAML documents in `text`, which errors call `name`.
+/// Parses the YAML documents in `text`, and returns their objects. `name`: how errors call the
+/// text.
 pub fn parse(name: &str, text: &str) -> Result<Vec<Value>> {
     let documents = serde_yaml_ng::Deserializer::from_str(text);
     let objects = documents
@@ -220,7 +223,7 @@ pub async fn create(client: &Client, object: &Value) -> Result<String> {
     Ok(format!("{}/{name} created", resource.to_string().to_lowercase()))
 }
 
-/// Reads the progress of the workloads among `objects`.
+/// Reads the progress of the workloads among `objects` from the API server.
 pub async fn rollouts(client: &Client, objects: &[Value]) -> Result<Vec<Rollout>> {
     let mut rollouts = Vec::new();
     for resource in &WORKLOADS {

@@ -37,7 +37,7 @@ pub async fn show(stage: &mut Stage, manager: Actor) -> Result<Actor> {
         )
         .await?;
     // The first manager's caches are full and its controllers run.
-    stage.rolled_out(&mut first).await?;
+    stage.wait_until_rolled_out(&mut first).await?;
     first.log.forget()?;
     second.log.forget()?;
     stage.screen.say(
@@ -65,7 +65,7 @@ pub async fn show(stage: &mut Stage, manager: Actor) -> Result<Actor> {
              which asks the elector before each write.",
         )
         .await?;
-    let code = stage.ended(&mut first).await?;
+    let code = stage.wait_for_end(&mut first).await?;
     let code = code.map_or_else(|| "a signal".to_owned(), |code| format!("exit code {code}"));
     stage.screen.say(&format!(
         "The first manager has ended with {code}. Its supervisor, such as a kubelet, would start it \

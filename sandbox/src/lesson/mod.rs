@@ -42,6 +42,7 @@ impl Part {
     pub const ALL: [Part; 5] =
         [Part::Change, Part::DroppedWatch, Part::Gone, Part::Conflict, Part::LostLease];
 
+    /// Returns the name of the part on the command line.
     fn name(self) -> &'static str {
         match self {
             Part::Change => "change",
@@ -52,6 +53,7 @@ impl Part {
         }
     }
 
+    /// Returns the heading that the screen shows above the part.
     fn title(self) -> &'static str {
         match self {
             Part::Change => "the life of one change",
@@ -129,7 +131,7 @@ async fn show(stage: &mut Stage, parts: &[Part]) -> Result<()> {
     stage.create_web(&mut manager).await?;
     for part in parts {
         stage.screen.part(part.name(), part.title())?;
-        stage.rolled_out(&mut manager).await?;
+        stage.wait_until_rolled_out(&mut manager).await?;
         manager.log.forget()?;
         match part {
             Part::Change => change::show(stage, &mut manager).await?,

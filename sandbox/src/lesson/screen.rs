@@ -53,7 +53,8 @@ impl Screen {
         self.out.flush()
     }
 
-    /// Prints a station, its line of the trace, what it means and the place to open.
+    /// Prints a step of the lesson: its title, the place in the source to open, the line of the
+    /// trace, and what that means.
     pub fn step(&mut self, title: &str, line: &Line, says: &str) -> io::Result<()> {
         self.steps += 1;
         let heading = self.paint("1;36", &format!("{:>2}. {title}", self.steps));

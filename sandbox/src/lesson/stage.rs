@@ -39,7 +39,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Starts a manager that traces the Deployment and the lease. `name`: of its log.
+    /// Starts a manager that traces the Deployment and the lease. `name`: the name of its log.
     pub fn manager(&self, name: &str, flags: &[&str]) -> Result<Actor> {
         let mut all = vec![format!("--trace-object={WEB},{LEASE}")];
         all.extend(flags.iter().map(|flag| (*flag).to_owned()));
@@ -59,7 +59,7 @@ impl Stage {
     }
 
     /// Waits until the manager has ended by itself, and returns its exit code.
-    pub async fn ended(&self, actor: &mut Actor) -> Result<Option<i32>> {
+    pub async fn wait_for_end(&self, actor: &mut Actor) -> Result<Option<i32>> {
         let give_up = self.cluster.clock().monotonic() + self.patience;
         loop {
             if let Some(status) = actor.manager.ended()? {
@@ -69,7 +69,8 @@ impl Stage {
         }
     }
 
-    /// Waits for a line of the trace.
+    /// Waits for a line of the trace that matches `find`, and returns it. Fails when the manager
+    /// ends, or after the patience.
     pub async fn find(&self, actor: &mut Actor, find: Find) -> Result<Line> {
         let give_up = self.cluster.clock().monotonic() + self.patience;
         loop {
@@ -132,11 +133,11 @@ impl Stage {
         });
         let deployments = self.client().resource(&Deployment::RESOURCE);
         deployments.create::<Value>("default", &web).await?;
-        self.rolled_out(actor).await
+        self.wait_until_rolled_out(actor).await
     }
 
     /// Waits until the pods of the Deployment are those of its ReplicaSet and available.
-    pub async fn rolled_out(&self, actor: &mut Actor) -> Result<()> {
+    pub async fn wait_until_rolled_out(&self, actor: &mut Actor) -> Result<()> {
         let give_up = self.cluster.clock().monotonic() + self.patience;
         loop {
             if let Some(status) = actor.manager.ended()? {

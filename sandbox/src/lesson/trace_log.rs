@@ -143,7 +143,7 @@ impl TraceLog {
     /// # Errors
     /// When the log cannot be read.
     pub fn forget(&mut self) -> io::Result<()> {
-        self.read()?;
+        self.read_new_lines()?;
         self.from = self.lines.len();
         Ok(())
     }
@@ -153,11 +153,13 @@ impl TraceLog {
     /// # Errors
     /// When the log cannot be read.
     pub fn find(&mut self, find: &Find) -> io::Result<Option<Line>> {
-        self.read()?;
+        self.read_new_lines()?;
         Ok(find.find(&self.lines[self.from..]).cloned())
     }
 
-    fn read(&mut self) -> io::Result<()> {
+    /// Reads what was added to the log since the last call, and parses its whole lines. An
+    /// incomplete line stays in `partial`.
+    fn read_new_lines(&mut self) -> io::Result<()> {
         let mut file = File::open(&self.path)?;
         file.seek(SeekFrom::Start(self.read))?;
         self.read += file.read_to_end(&mut self.partial)? as u64;

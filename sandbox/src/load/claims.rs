@@ -71,55 +71,55 @@ impl Run {
         }
 
         self.phase("volumes");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         for n in 0..count {
             self.create(&PersistentVolume::RESOURCE, "", &volume(n)).await?;
         }
         let available = || seen.volumes("Available") == count;
         self.wait_for(manager, "volumes are available", available).await?;
-        self.row("volumes available", manager, mark).await?;
+        self.add_row("volumes available", manager, mark).await?;
 
         self.phase("claims");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.create_claims(count, STATIC).await?;
         self.wait_for(manager, "claims are bound", || seen.claims("Bound") == count).await?;
-        self.row("claims bound", manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row("settled, bound", manager, mark).await?;
+        self.add_row("claims bound", manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row("settled, bound", manager, mark).await?;
 
         self.phase("deletion of the claims");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.delete_claims().await?;
         let released = || seen.claims.is_empty() && seen.volumes("Released") == count;
         self.wait_for(manager, "volumes are released", released).await?;
-        self.row("volumes released", manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
+        self.add_row("volumes released", manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
         for n in 0..count {
             let key = ObjectKey::cluster(&volume_name(n));
             self.client.delete::<PersistentVolume>(&key, Delete::new()).await?;
         }
         self.wait_for(manager, "volumes are gone", || seen.volumes.is_empty()).await?;
-        self.row("volumes gone", manager, mark).await?;
+        self.add_row("volumes gone", manager, mark).await?;
 
         self.phase("claims of a driver");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.create_claims(count, MADE).await?;
         self.wait_for(manager, "volumes are made", || seen.claims("Bound") == count).await?;
-        self.row("claims provisioned", manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row("settled, provisioned", manager, mark).await?;
+        self.add_row("claims provisioned", manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row("settled, provisioned", manager, mark).await?;
 
         self.phase("deletion of the claims");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.delete_claims().await?;
         let gone = || seen.claims.is_empty() && seen.volumes.is_empty();
         self.wait_for(manager, "claims and volumes are gone", gone).await?;
-        self.row("claims, volumes deleted", manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row("settled, empty again", manager, mark).await
+        self.add_row("claims, volumes deleted", manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row("settled, empty again", manager, mark).await
     }
 
     async fn create_claims(&self, count: usize, class: &str) -> Result<()> {
@@ -136,7 +136,8 @@ impl Run {
         Ok(claims.delete_collection(Some(NAMESPACE), Delete::new(), &all).await?)
     }
 
-    /// Waits until this is done; fails when the manager ends, or patience does.
+    /// Waits until `done` returns true. Fails when the manager ends, or after the patience. `what`:
+    /// what the error says.
     async fn wait_for(
         &self,
         manager: &mut ManagerProcess,
@@ -145,7 +146,7 @@ impl Run {
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         while !done() {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             if self.clock.monotonic() > give_up {
                 return Err(format!("{what}: not after {:?}", self.patience).into());
             }

@@ -17,7 +17,7 @@ impl Run {
     /// manager does not begin to delete its objects.
     pub(super) async fn delete_namespace(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         const PHASE: &str = "namespace deleted";
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         let key = ObjectKey::cluster(NAMESPACE);
         let namespaces = self.client.resource(&NAMESPACES);
         match namespaces.delete(&key, Delete::new()).await {
@@ -28,7 +28,7 @@ impl Run {
         let begun = self.clock.monotonic();
         let mut touched = false;
         loop {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             match namespaces.get::<PartialObjectMetadata>(&key).await {
                 Err(error) if error.is_not_found() => break,
                 Err(error) => return Err(error.into()),
@@ -48,10 +48,10 @@ impl Run {
             }
             self.clock.sleep(POLL * 2).await;
         }
-        self.row(PHASE, manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row("settled, empty again", manager, mark).await
+        self.add_row(PHASE, manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row("settled, empty again", manager, mark).await
     }
 
     /// Returns whether some Deployment or pod of the namespace has been deleted.

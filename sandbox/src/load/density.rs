@@ -136,9 +136,10 @@ impl Density {
         }
         eprintln!("{} managers start ...", planes.len());
         for plane in &mut *planes {
-            plane.manager.settled(&STARTED, clock, stop).await?;
+            plane.manager.wait_until_settled(&STARTED, clock, stop).await?;
         }
         eprintln!("at rest for {:?} ...", self.idle);
+        // CPU seconds and wakeups of the manager so far.
         let read_plane = |plane: &ControlPlane| -> Result<(f64, u64)> {
             let process = &plane.manager.process;
             Ok((process.read()?.cpu_seconds, process.wakeups()?))
@@ -151,9 +152,9 @@ impl Density {
         let seconds = (clock.monotonic() - begun).as_secs_f64();
         let after: Vec<(f64, u64)> = planes.iter().map(read_plane).collect::<Result<_>>()?;
         for plane in &mut *planes {
-            plane.manager.alive(stop)?;
+            plane.manager.check_alive(stop)?;
         }
-        let moved = before.iter().zip(&after);
+        let pairs = before.iter().zip(&after);
         let processes = || planes.iter().map(|plane| &plane.manager.process);
         let bytes = |read: &dyn Fn(&super::process::Process) -> std::io::Result<u64>| {
             let all = processes().map(|process| Ok(read(process)? as f64));
@@ -167,9 +168,9 @@ impl Density {
             private_bytes: bytes(&|process| process.unshared_bytes())?,
             anonymous_bytes: bytes(&|process| process.private_bytes())?,
             resident_bytes: bytes(&|process| Ok(process.read()?.resident_bytes as u64))?,
-            cpu: Spread::of(moved.clone().map(|(one, two)| (two.0 - one.0) / seconds).collect()),
+            cpu: Spread::of(pairs.clone().map(|(one, two)| (two.0 - one.0) / seconds).collect()),
             wakeups_per_second: Spread::of(
-                moved.map(|(one, two)| two.1.saturating_sub(one.1) as f64 / seconds).collect(),
+                pairs.map(|(one, two)| two.1.saturating_sub(one.1) as f64 / seconds).collect(),
             ),
         })
     }

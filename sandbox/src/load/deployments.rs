@@ -26,35 +26,36 @@ impl Run {
     ) -> Result<ManagerProcess> {
         self.fill(&mut manager).await?;
         self.phase("idle");
-        let mark = self.mark(Some(&manager))?;
+        let mark = self.start_mark(Some(&manager))?;
         self.clock.sleep(idle).await;
-        self.row("idle", &manager, mark).await?;
+        self.add_row("idle", &manager, mark).await?;
         self.restarts(manager).await
     }
 
     /// Creates the Deployments, and waits until all their pods are ready and the manager is idle.
     pub(super) async fn fill(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         self.phase("Deployments");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.create_deployments().await?;
         let pods = self.size.pods() as i64;
-        self.until(manager, "all pods exist", |sum| sum.replicas >= pods).await?;
-        let existing = self.mark(Some(manager))?;
-        self.row("all pods exist", manager, mark).await?;
-        self.until(manager, "all pods are ready", |sum| sum.available >= pods).await?;
-        self.row("all pods ready", manager, existing).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row("settled, full", manager, mark).await
+        self.wait_until(manager, "all pods exist", |sum| sum.replicas >= pods).await?;
+        let existing = self.start_mark(Some(manager))?;
+        self.add_row("all pods exist", manager, mark).await?;
+        self.wait_until(manager, "all pods are ready", |sum| sum.available >= pods).await?;
+        self.add_row("all pods ready", manager, existing).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row("settled, full", manager, mark).await
     }
 
     /// Creates the Deployments, and waits until all their pods are ready.
     pub(super) async fn create_pods(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         self.create_deployments().await?;
         let pods = self.size.pods() as i64;
-        self.until(manager, "all pods are ready", |sum| sum.available >= pods).await
+        self.wait_until(manager, "all pods are ready", |sum| sum.available >= pods).await
     }
 
+    /// Creates the Deployments of the load, one after the other.
     async fn create_deployments(&self) -> Result<()> {
         for n in 0..self.size.deployments {
             let ObjectKey { namespace, name } = self.deployment_key(n);
@@ -79,7 +80,7 @@ impl Run {
         let pods = self.size.pods() as i64;
         let scaled = self.deployment_key(0);
         let mut starts = Vec::new();
-        let mut mark = self.mark(None)?;
+        let mut mark = self.start_mark(None)?;
         for restart in 1..=RESTARTS {
             self.end(manager).await?;
             self.clock.sleep(PAUSE).await;
@@ -87,24 +88,24 @@ impl Run {
             let more = restart % 2;
             let replicas = json!({ "spec": { "replicas": self.size.replicas + more } });
             self.client.patch::<Deployment>(&scaled, &Patch::Merge(replicas)).await?;
-            mark = self.mark(None)?;
+            mark = self.start_mark(None)?;
             manager = self.start_manager()?;
             self.wait_for_status(&mut manager, &scaled).await?;
             let mut start = self.figures("restarted: first write", &manager, mark)?;
             start.after_lists_seconds = self.since_lists();
             starts.push(start);
-            mark = self.mark(Some(&manager))?;
+            mark = self.start_mark(Some(&manager))?;
             let wanted = pods + more as i64;
-            self.until(&mut manager, "the new size", |sum| sum.available == wanted).await?;
+            self.wait_until(&mut manager, "the new size", |sum| sum.available == wanted).await?;
         }
         starts.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         self.report.rows.push(starts.swap_remove(RESTARTS / 2));
-        self.settled(&mut manager).await?;
+        self.wait_until_settled(&mut manager).await?;
         if let Some((_, before)) = &mut self.queues {
             // The counters of a new process begin at zero.
             *before = Default::default();
         }
-        self.row("restarted: settled", &manager, mark).await?;
+        self.add_row("restarted: settled", &manager, mark).await?;
         Ok(manager)
     }
 
@@ -118,14 +119,14 @@ impl Run {
     pub(super) async fn first_write(&self, manager: &mut ManagerProcess) -> Result<()> {
         let body = deployment("probe", 0, 0);
         self.create(&Deployment::RESOURCE, NAMESPACE, &body).await?;
-        self.until(manager, "the first write", |sum| sum.unobserved == 0).await?;
+        self.wait_until(manager, "the first write", |sum| sum.unobserved == 0).await?;
         let key = ObjectKey::new(NAMESPACE, "probe");
         Ok(self.client.delete::<Deployment>(&key, Delete::background()).await?)
     }
 
-    /// Waits until the sum of all Deployments' statuses is as wanted; fails when the manager ends,
-    /// or patience does.
-    pub(super) async fn until(
+    /// Waits until `done` returns true for the sum of all Deployments' statuses. Fails when the
+    /// manager ends, or after the patience.
+    pub(super) async fn wait_until(
         &self,
         manager: &mut ManagerProcess,
         what: &str,
@@ -133,7 +134,7 @@ impl Run {
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             let sum = self.sum().await?;
             if done(&sum) {
                 return Ok(());
@@ -154,7 +155,7 @@ impl Run {
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             let deployment: Deployment = self.client.get(key).await?;
             if deployment.status.observed_generation == Some(deployment.meta.generation) {
                 return Ok(());

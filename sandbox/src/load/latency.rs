@@ -182,7 +182,7 @@ impl Seen {
     }
 }
 
-/// Sends the events of a resource to `to`, until its reader is dropped.
+/// Watches a resource in a task, and sends its events to `to` until the reader is dropped.
 async fn follow(
     client: &Client,
     clock: &SharedClock,
@@ -191,6 +191,7 @@ async fn follow(
 ) -> Result<()> {
     let plural: &'static str = match &resource.plural {
         std::borrow::Cow::Borrowed(plural) => plural,
+        // Only the constants of built-in types are watched.
         std::borrow::Cow::Owned(_) => return Err("a resource of the program's own".into()),
     };
     let watch = client.resource(resource).watch(None, &ListOptions::default(), false, WATCH).await;
@@ -231,43 +232,46 @@ struct User {
 impl User {
     /// Does all rounds, each in a namespace of its own.
     async fn rounds(&mut self, rounds: usize, large: usize) -> Result<()> {
-        self.manager_works().await?;
+        self.wait_for_manager().await?;
         for round in 1..=rounds {
             eprintln!("round {round} of {rounds} ...");
             self.namespace = format!("latency-{round}");
             self.create(&NAMESPACES, "", &namespace(&self.namespace.clone())).await?;
             let account = json!({ "metadata": { "name": "default" } });
             self.create(&ServiceAccount::RESOURCE, &self.namespace.clone(), &account).await?;
-            self.rest().await?;
+            self.pause().await?;
             for replicas in [1, 10, 50] {
-                self.deployment(replicas).await?;
+                self.measure_deployment(replicas).await?;
             }
             if large > 0 {
-                self.deployment(large).await?;
+                self.measure_deployment(large).await?;
             }
-            self.available().await?;
-            self.job().await?;
-            self.stateful_set().await?;
-            self.end().await?;
+            self.measure_availability().await?;
+            self.measure_job().await?;
+            self.measure_stateful_set().await?;
+            self.measure_namespace_end().await?;
         }
         Ok(())
     }
 
     /// Waits until the manager has started: the start does not count as part of a change.
-    async fn manager_works(&mut self) -> Result<()> {
+    async fn wait_for_manager(&mut self) -> Result<()> {
         self.namespace = "latency-0".to_owned();
         self.create(&NAMESPACES, "", &namespace(&self.namespace.clone())).await?;
         let since = self.now();
-        self.make(&Deployment::RESOURCE, &deployment("probe", 0)).await?;
+        self.create_here(&Deployment::RESOURCE, &deployment("probe", 0)).await?;
         let is_seen = |e: &Event| {
             let observed = &e.object["status"]["observedGeneration"];
             e.is_of("deployments", "probe") && *observed == e.object["metadata"]["generation"]
         };
-        self.at(since, "the manager's first write", is_seen).await?;
+        self.wait_for_event(since, "the manager's first write", is_seen).await?;
         let key = ObjectKey::cluster(&self.namespace);
         self.client.resource(&NAMESPACES).delete(&key, Delete::new()).await?;
-        self.at(since, "the namespace's end", |e| e.plural == "namespaces" && e.is_gone).await?;
-        self.rest().await
+        self.wait_for_event(since, "the namespace's end", |e| {
+            e.plural == "namespaces" && e.is_gone
+        })
+        .await?;
+        self.pause().await
     }
 
     async fn create(&self, resource: &ResourceType, namespace: &str, body: &Value) -> Result<()> {
@@ -278,12 +282,15 @@ impl User {
         }
     }
 
-    async fn make(&self, resource: &ResourceType, body: &Value) -> Result<()> {
+    /// Creates an object in the namespace of this round.
+    async fn create_here(&self, resource: &ResourceType, body: &Value) -> Result<()> {
         self.create(resource, &self.namespace, body).await
     }
 
-    async fn rest(&mut self) -> Result<()> {
-        self.process.alive(&self.stop)?;
+    /// Checks that the manager still runs, then pauses so that its work for one change ends before
+    /// the next change.
+    async fn pause(&mut self) -> Result<()> {
+        self.process.check_alive(&self.stop)?;
         self.clock.sleep(PAUSE).await;
         Ok(())
     }
@@ -298,7 +305,7 @@ impl User {
 
     /// Waits for the first event from `since` on at which `done` holds, and returns its time. It is
     /// called with each event of this round's namespace in turn.
-    async fn at(
+    async fn wait_for_event(
         &mut self,
         since: usize,
         what: &str,
@@ -325,7 +332,7 @@ impl User {
                 self.seen.events.push(event);
                 continue;
             }
-            self.process.alive(&self.stop)?;
+            self.process.check_alive(&self.stop)?;
             if self.clock.monotonic() > give_up {
                 let namespace = &self.namespace;
                 return Err(format!("{namespace}: {what}: not after {:?}", self.patience).into());
@@ -333,7 +340,9 @@ impl User {
         }
     }
 
-    fn measured(&mut self, from: &str, to: &str, begin: Duration, end: Duration) {
+    /// Records the time from `begin` to `end` under the row `from`, `to`. Rows are reported in the
+    /// order of their first time.
+    fn record_time(&mut self, from: &str, to: &str, begin: Duration, end: Duration) {
         let row = (from.to_owned(), to.to_owned());
         if !self.measured.contains_key(&row) {
             self.order.push(row.clone());
@@ -343,11 +352,13 @@ impl User {
     }
 
     /// Measures a new Deployment: when its pods exist, and when its status counts them.
-    async fn deployment(&mut self, replicas: usize) -> Result<()> {
+    async fn measure_deployment(&mut self, replicas: usize) -> Result<()> {
         let (name, since) = (format!("app-{replicas}"), self.now());
-        self.make(&Deployment::RESOURCE, &deployment(&name, replicas)).await?;
+        self.create_here(&Deployment::RESOURCE, &deployment(&name, replicas)).await?;
         let from = format!("Deployment of {replicas} created");
-        let made = self.at(since, &from, |e| e.is_of("deployments", &name) && e.is_new).await?;
+        let made = self
+            .wait_for_event(since, &from, |e| e.is_of("deployments", &name) && e.is_new)
+            .await?;
         let mut pods = BTreeSet::new();
         let exist = |event: &Event| {
             if event.is_of("pods", &name) && event.is_new {
@@ -355,16 +366,16 @@ impl User {
             }
             pods.len() == replicas
         };
-        let exist = self.at(since, "its pods", exist).await?;
-        self.measured(&from, &format!("{replicas} pods exist"), made, exist);
+        let exist = self.wait_for_event(since, "its pods", exist).await?;
+        self.record_time(&from, &format!("{replicas} pods exist"), made, exist);
         let counts =
             |e: &Event| e.is_of("deployments", &name) && e.status("replicas") == replicas as i64;
-        let counted = self.at(since, "its status", counts).await?;
-        self.measured(&from, &format!("status says {replicas}"), made, counted);
+        let counted = self.wait_for_event(since, "its status", counts).await?;
+        self.record_time(&from, &format!("status says {replicas}"), made, counted);
         let done = |e: &Event| {
             e.is_of("deployments", &name) && e.status("availableReplicas") == replicas as i64
         };
-        self.at(since, "its available pods", done).await?;
+        self.wait_for_event(since, "its available pods", done).await?;
         self.remove(&Deployment::RESOURCE, &name).await
     }
 
@@ -385,55 +396,59 @@ impl User {
             }
             self.clock.sleep(POLL).await;
         }
-        self.rest().await
+        self.pause().await
     }
 
     /// Measures a Deployment of three replicas: until it is available, the loss of a pod, a
     /// Service, a rollout.
-    async fn available(&mut self) -> Result<()> {
+    async fn measure_availability(&mut self) -> Result<()> {
         let (name, since) = ("web", self.now());
-        self.make(&Deployment::RESOURCE, &deployment(name, 3)).await?;
+        self.create_here(&Deployment::RESOURCE, &deployment(name, 3)).await?;
         let from = "Deployment of 3 created";
-        let made = self.at(since, from, |e| e.is_of("deployments", name) && e.is_new).await?;
+        let made =
+            self.wait_for_event(since, from, |e| e.is_of("deployments", name) && e.is_new).await?;
         let available =
             |e: &Event| e.is_of("deployments", name) && e.status("availableReplicas") == 3;
-        let end = self.at(since, "its available pods", available).await?;
-        self.measured(from, "3 available", made, end);
-        self.rest().await?;
+        let end = self.wait_for_event(since, "its available pods", available).await?;
+        self.record_time(from, "3 available", made, end);
+        self.pause().await?;
 
         let since = self.now();
         let pod = self.seen.events.iter().rev().find(|e| e.is_of("pods", name) && !e.is_gone);
         let pod = pod.ok_or("no pod was seen")?.name().to_owned();
         let verbs = self.client.resource(&Pod::RESOURCE);
         verbs.delete(&ObjectKey::new(&self.namespace, &pod), Delete::new()).await?;
-        let begin = self.at(since, "the deleted pod", |e| e.plural == "pods" && e.name() == pod);
+        let begin = self
+            .wait_for_event(since, "the deleted pod", |e| e.plural == "pods" && e.name() == pod);
         let begin = begin.await?;
         let successor = |e: &Event| e.is_of("pods", name) && e.is_new;
-        let end = self.at(since, "its successor", successor).await?;
-        self.measured("a ready pod deleted", "its successor exists", begin, end);
+        let end = self.wait_for_event(since, "its successor", successor).await?;
+        self.record_time("a ready pod deleted", "its successor exists", begin, end);
         let ready = |e: &Event| available(e) && e.at > end;
-        self.at(since, "the successor's status", ready).await?;
-        self.rest().await?;
+        self.wait_for_event(since, "the successor's status", ready).await?;
+        self.pause().await?;
 
         let since = self.now();
-        self.make(&Service::RESOURCE, &service("svc", name)).await?;
+        self.create_here(&Service::RESOURCE, &service("svc", name)).await?;
         let from = "Service created";
-        let begin = self.at(since, from, |e| e.is_of("services", "svc") && e.is_new).await?;
+        let begin =
+            self.wait_for_event(since, from, |e| e.is_of("services", "svc") && e.is_new).await?;
         let has_three = |e: &Event| {
             e.plural == "endpointslices"
                 && e.object["metadata"]["labels"]["kubernetes.io/service-name"] == "svc"
                 && e.object["endpoints"].as_array().is_some_and(|endpoints| endpoints.len() == 3)
         };
-        let end = self.at(since, "its slice", has_three).await?;
-        self.measured(from, "its slice has the endpoints", begin, end);
-        self.rest().await?;
+        let end = self.wait_for_event(since, "its slice", has_three).await?;
+        self.record_time(from, "its slice has the endpoints", begin, end);
+        self.pause().await?;
 
         let since = self.now();
         let change =
             json!({ "spec": { "template": { "metadata": { "annotations": { "v": "2" } } } } });
         let key = ObjectKey::new(&self.namespace, name);
         self.client.patch::<Deployment>(&key, &Patch::Merge(change)).await?;
-        let begin = self.at(since, "the change", |e| e.is_of("deployments", name)).await?;
+        let begin =
+            self.wait_for_event(since, "the change", |e| e.is_of("deployments", name)).await?;
         let rolled = |e: &Event| {
             let is_new = ["replicas", "updatedReplicas", "availableReplicas"]
                 .iter()
@@ -442,13 +457,13 @@ impl User {
                 e.object["status"]["observedGeneration"] == e.object["metadata"]["generation"];
             e.is_of("deployments", name) && is_new && is_seen
         };
-        let end = self.at(since, "the rollout", rolled).await?;
-        self.measured("template changed", "3 pods rolled", begin, end);
+        let end = self.wait_for_event(since, "the rollout", rolled).await?;
+        self.record_time("template changed", "3 pods rolled", begin, end);
         self.remove(&Deployment::RESOURCE, name).await
     }
 
     /// Measures a new Job of five pods, until it is complete.
-    async fn job(&mut self) -> Result<()> {
+    async fn measure_job(&mut self) -> Result<()> {
         let since = self.now();
         let mut template = template("job", 0);
         template["metadata"]["annotations"] = json!({ "sandbox/run": "exit 0" });
@@ -457,49 +472,53 @@ impl User {
             "apiVersion": "batch/v1", "kind": "Job", "metadata": { "name": "job" },
             "spec": { "parallelism": 5, "completions": 5, "template": template },
         });
-        self.make(&Job::RESOURCE, &job).await?;
-        let begin = self.at(since, "the Job", |e| e.is_of("jobs", "job") && e.is_new).await?;
+        self.create_here(&Job::RESOURCE, &job).await?;
+        let begin =
+            self.wait_for_event(since, "the Job", |e| e.is_of("jobs", "job") && e.is_new).await?;
         let complete =
             |e: &Event| e.is_of("jobs", "job") && e.object["status"]["completionTime"].is_string();
-        let end = self.at(since, "its end", complete).await?;
-        self.measured("Job of 5 created", "complete", begin, end);
+        let end = self.wait_for_event(since, "its end", complete).await?;
+        self.record_time("Job of 5 created", "complete", begin, end);
         self.remove(&Job::RESOURCE, "job").await
     }
 
     /// Measures a new StatefulSet of three pods, until all of them are ready.
-    async fn stateful_set(&mut self) -> Result<()> {
+    async fn measure_stateful_set(&mut self) -> Result<()> {
         let (name, since) = ("db", self.now());
         let mut set = deployment(name, 3);
         set["kind"] = "StatefulSet".into();
         set["spec"]["serviceName"] = "db".into();
-        self.make(&StatefulSet::RESOURCE, &set).await?;
-        let begin = self.at(since, "the set", |e| e.is_of("statefulsets", name) && e.is_new);
+        self.create_here(&StatefulSet::RESOURCE, &set).await?;
+        let begin =
+            self.wait_for_event(since, "the set", |e| e.is_of("statefulsets", name) && e.is_new);
         let begin = begin.await?;
         let ready = |e: &Event| e.is_of("statefulsets", name) && e.status("readyReplicas") == 3;
-        let end = self.at(since, "its ready pods", ready).await?;
-        self.measured("StatefulSet of 3 created", "3 ready", begin, end);
+        let end = self.wait_for_event(since, "its ready pods", ready).await?;
+        self.record_time("StatefulSet of 3 created", "3 ready", begin, end);
         self.remove(&StatefulSet::RESOURCE, name).await
     }
 
     /// Measures the deletion of a namespace with a Deployment of three replicas.
-    async fn end(&mut self) -> Result<()> {
+    async fn measure_namespace_end(&mut self) -> Result<()> {
         let since = self.now();
-        self.make(&Deployment::RESOURCE, &deployment("last", 3)).await?;
+        self.create_here(&Deployment::RESOURCE, &deployment("last", 3)).await?;
         let available =
             |e: &Event| e.is_of("deployments", "last") && e.status("availableReplicas") == 3;
-        self.at(since, "its available pods", available).await?;
-        self.rest().await?;
+        self.wait_for_event(since, "its available pods", available).await?;
+        self.pause().await?;
         let since = self.now();
         let key = ObjectKey::cluster(&self.namespace);
         self.client.resource(&NAMESPACES).delete(&key, Delete::new()).await?;
-        let begin = self.at(since, "the deletion", |e| e.plural == "namespaces").await?;
+        let begin =
+            self.wait_for_event(since, "the deletion", |e| e.plural == "namespaces").await?;
         let gone = |e: &Event| e.plural == "namespaces" && e.is_gone;
-        let end = self.at(since, "the end of the namespace", gone).await?;
-        self.measured("namespace deleted", "it is gone", begin, end);
-        self.rest().await
+        let end = self.wait_for_event(since, "the end of the namespace", gone).await?;
+        self.record_time("namespace deleted", "it is gone", begin, end);
+        self.pause().await
     }
 }
 
+/// Builds a Deployment of this many replicas, labelled with its name.
 fn deployment(name: &str, replicas: usize) -> Value {
     json!({
         "apiVersion": "apps/v1", "kind": "Deployment",

@@ -73,7 +73,7 @@ impl ManagerProcess {
 
     /// Checks that the manager still runs. Errors: it has ended ([`OutOfMemory`] if it was killed
     /// at the limit of its group), or `stop` is stopped.
-    pub fn alive(&mut self, stop: &StopToken) -> Result<()> {
+    pub fn check_alive(&mut self, stop: &StopToken) -> Result<()> {
         if stop.is_stopped() {
             return Err("stopped".into());
         }
@@ -95,7 +95,7 @@ impl ManagerProcess {
     }
 
     /// Waits until the manager is idle, at most for `idle.at_most`.
-    pub async fn settled(
+    pub async fn wait_until_settled(
         &mut self,
         idle: &IdleCriteria,
         clock: &SharedClock,
@@ -106,7 +106,7 @@ impl ManagerProcess {
         let mut before = self.process.read()?;
         while quiet < idle.quiet_polls && clock.monotonic() < give_up {
             clock.sleep(idle.poll).await;
-            self.alive(stop)?;
+            self.check_alive(stop)?;
             let now = self.process.read()?;
             let moved = (now.resident_bytes - before.resident_bytes).abs();
             let used = now.cpu_seconds - before.cpu_seconds;

@@ -104,6 +104,7 @@ impl Load {
     /// What could not be started, or a phase that did not end in time. A manager that is killed at
     /// its memory limit is no error.
     pub async fn run(self, stop: StopToken) -> Result<Report> {
+        // Without a cgroup the load is not run: the report says why.
         if let Some(limit) = self.limit
             && let Err(why) = MemoryGroup::new(Some(limit))
         {
@@ -200,10 +201,10 @@ impl Run {
         self.create_namespace(NAMESPACE).await?;
         let mut manager = self.start_manager()?;
         self.phase("empty cluster");
-        let mark = self.mark(None)?;
+        let mark = self.start_mark(None)?;
         self.first_write(&mut manager).await?;
-        self.settled(&mut manager).await?;
-        self.row("empty cluster", &manager, mark).await?;
+        self.wait_until_settled(&mut manager).await?;
+        self.add_row("empty cluster", &manager, mark).await?;
 
         if self.size.claims > 0 {
             self.claims(&mut manager, self.size.claims).await?;
@@ -211,12 +212,12 @@ impl Run {
         }
         if config_maps > 0 {
             self.phase("ConfigMaps");
-            let mark = self.mark(Some(&manager))?;
+            let mark = self.start_mark(Some(&manager))?;
             for n in 0..config_maps {
                 self.create(&CONFIG_MAPS, NAMESPACE, &config_map(n)).await?;
             }
-            self.settled(&mut manager).await?;
-            self.row("ConfigMaps loaded", &manager, mark).await?;
+            self.wait_until_settled(&mut manager).await?;
+            self.add_row("ConfigMaps loaded", &manager, mark).await?;
         }
         if self.size.is_spread() {
             return self.spread(manager, idle).await;
@@ -279,12 +280,12 @@ impl Run {
         }
     }
 
-    fn alive(&self, manager: &mut ManagerProcess) -> Result<()> {
-        manager.alive(&self.stop)
+    fn check_alive(&self, manager: &mut ManagerProcess) -> Result<()> {
+        manager.check_alive(&self.stop)
     }
 
     /// Waits until the manager is at rest, for a minute at most.
-    async fn settled(&self, manager: &mut ManagerProcess) -> Result<()> {
+    async fn wait_until_settled(&self, manager: &mut ManagerProcess) -> Result<()> {
         let idle = IdleCriteria {
             poll: QUIET_POLL,
             quiet_polls: self.quiet.div_duration_f64(QUIET_POLL).ceil() as usize,
@@ -292,9 +293,11 @@ impl Run {
             memory: 0.01,
             cpu: 0.1,
         };
-        manager.settled(&idle, &self.clock, &self.stop).await
+        manager.wait_until_settled(&idle, &self.clock, &self.stop).await
     }
 
+    /// Stops the manager, and adds the memory counts of its cgroup to the report. [`Run::stop`]
+    /// adds those of a manager that was killed at its limit.
     async fn end(&mut self, manager: ManagerProcess) -> Result<()> {
         if let Some((limited, counts)) =
             self.report.limit.as_mut().zip(manager.process.group_counts())
@@ -305,13 +308,13 @@ impl Run {
         manager.end(&self.clock).await
     }
 
-    fn mark(&self, manager: Option<&ManagerProcess>) -> Result<Mark> {
+    fn start_mark(&self, manager: Option<&ManagerProcess>) -> Result<Mark> {
         let process = manager.map(|manager| &manager.process);
         Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
     }
 
     /// Adds a row to the report: what the manager has used since the mark, and its queues' times.
-    async fn row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
+    async fn add_row(&mut self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<()> {
         let mut row = self.figures(phase, manager, since)?;
         if let Some((metrics, before)) = &mut self.queues {
             let now = metrics.read().await?;

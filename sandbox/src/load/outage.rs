@@ -234,27 +234,27 @@ impl Run<'_> {
         self.phase("start");
         // The first mark is the process's start.
         let mark = Mark::new(self.clock.monotonic(), None, None)?;
-        manager.settled(&STARTED, &self.clock, &self.stop).await?;
-        self.row("started", manager, mark)?;
+        manager.wait_until_settled(&STARTED, &self.clock, &self.stop).await?;
+        self.add_row("started", manager, mark)?;
 
         self.phase("rest");
-        let mark = self.mark(manager)?;
+        let mark = self.start_mark(manager)?;
         self.rest(idle).await?;
-        self.row("at rest", manager, mark)?;
+        self.add_row("at rest", manager, mark)?;
 
         self.phase("a third of the nodes dies");
-        let mark = self.mark(manager)?;
+        let mark = self.start_mark(manager)?;
         beats.has_died.store(true, Ordering::SeqCst);
-        self.until(manager, "dead nodes are tainted", Found::is_tainted).await?;
-        self.row("dead nodes tainted", manager, mark)?;
-        let mark = self.mark(manager)?;
-        self.until(manager, "pods are evicted", Found::is_evicted).await?;
-        self.row("pods evicted", manager, mark)?;
+        self.wait_until(manager, "dead nodes are tainted", Found::is_tainted).await?;
+        self.add_row("dead nodes tainted", manager, mark)?;
+        let mark = self.start_mark(manager)?;
+        self.wait_until(manager, "pods are evicted", Found::is_evicted).await?;
+        self.add_row("pods evicted", manager, mark)?;
 
         self.phase("rest");
-        let mark = self.mark(manager)?;
+        let mark = self.start_mark(manager)?;
         self.rest(idle).await?;
-        self.row("at rest again", manager, mark)?;
+        self.add_row("at rest again", manager, mark)?;
         self.report.found = self.observe();
         Ok(())
     }
@@ -264,19 +264,19 @@ impl Run<'_> {
         rested.ok_or_else(|| "stopped".into())
     }
 
-    fn mark(&self, manager: &ManagerProcess) -> Result<Mark> {
+    fn start_mark(&self, manager: &ManagerProcess) -> Result<Mark> {
         let (at, process) = (self.clock.monotonic(), &manager.process);
         Ok(Mark::new(at, Some(process), self.requests())?)
     }
 
-    fn row(&mut self, phase: &str, manager: &ManagerProcess, mark: Mark) -> Result<()> {
+    fn add_row(&mut self, phase: &str, manager: &ManagerProcess, mark: Mark) -> Result<()> {
         let now = self.clock.monotonic();
         self.report.rows.push(mark.row(phase, now, &manager.process, self.requests())?);
         Ok(())
     }
 
     /// Waits until what is observed is as wanted; fails when the manager ends, or patience does.
-    async fn until(
+    async fn wait_until(
         &self,
         manager: &mut ManagerProcess,
         what: &str,
@@ -284,7 +284,7 @@ impl Run<'_> {
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            manager.alive(&self.stop)?;
+            manager.check_alive(&self.stop)?;
             let found = self.observe();
             if done(&found) {
                 return Ok(());

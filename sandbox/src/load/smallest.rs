@@ -285,7 +285,7 @@ impl Run {
         let mut manager = self.start_manager()?;
         if matches!(stage, Stage::Pods | Stage::Storm) {
             self.first_write(&mut manager).await?;
-            manager.settled(&QUIET, &self.clock, &self.stop).await?;
+            manager.wait_until_settled(&QUIET, &self.clock, &self.stop).await?;
             begun = self.clock.monotonic();
         }
         let timeout = self.clock.sleep(allowed);
@@ -295,8 +295,8 @@ impl Run {
         };
         self.work(stage, &mut manager).or(late).await?;
         let seconds = (self.clock.monotonic() - begun).as_secs_f64();
-        manager.settled(&QUIET, &self.clock, &self.stop).await?;
-        self.alive(&mut manager)?;
+        manager.wait_until_settled(&QUIET, &self.clock, &self.stop).await?;
+        self.check_alive(&mut manager)?;
         let mut counts = manager.process.group_counts().unwrap_or_default();
         // Where the kernel does not keep the peak of a group.
         counts.peak_bytes = counts.peak_bytes.max(manager.process.read()?.peak_bytes as u64);

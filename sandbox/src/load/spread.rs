@@ -74,7 +74,7 @@ impl Run {
     ) -> Result<()> {
         self.seen = Some(Seen::watch(self));
         self.phase("namespaces and Services");
-        let mark = self.mark(Some(&manager))?;
+        let mark = self.start_mark(Some(&manager))?;
         for n in 0..self.size.namespaces {
             self.create_namespace(&namespace_name(n)).await?;
         }
@@ -83,8 +83,8 @@ impl Run {
             let body = service(&format!("service-{n}"), &key.name);
             self.create(&Service::RESOURCE, &key.namespace, &body).await?;
         }
-        self.settled(&mut manager).await?;
-        self.row("namespaces, Services", &manager, mark).await?;
+        self.wait_until_settled(&mut manager).await?;
+        self.add_row("namespaces, Services", &manager, mark).await?;
 
         if self.size.deployments > 0 {
             manager = self.deployments(manager, idle).await?;
@@ -111,7 +111,7 @@ impl Run {
     /// Creates Jobs at a steady pace, and waits until the last has finished.
     async fn jobs(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         self.phase("Jobs");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         let begun = self.clock.monotonic();
         let whole = Duration::from_secs(60 * self.size.minutes as u64);
         let step = whole.div_f64(self.size.jobs as f64);
@@ -120,7 +120,7 @@ impl Run {
             let now = self.clock.monotonic();
             if due > now {
                 self.clock.sleep(due - now).await;
-                self.alive(manager)?;
+                self.check_alive(manager)?;
             }
             let namespace = namespace_name(n % self.size.namespaces);
             self.create(&Job::RESOURCE, &namespace, &job(n)).await?;
@@ -132,7 +132,7 @@ impl Run {
         );
         self.seen_until(manager, "the last Job", |seen| seen.jobs.get(&last).is_some()).await?;
         self.seen_until(manager, "all Jobs have finished", |seen| seen.running_jobs() == 0).await?;
-        self.row("Jobs finished", manager, mark).await
+        self.add_row("Jobs finished", manager, mark).await
     }
 
     /// Deletes these namespaces, and measures until they are gone and then until the manager is at
@@ -143,7 +143,7 @@ impl Run {
         which: Vec<usize>,
         row: &str,
     ) -> Result<()> {
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         let keys: Vec<ObjectKey> =
             which.into_iter().map(|n| ObjectKey::cluster(&namespace_name(n))).collect();
         for key in &keys {
@@ -151,10 +151,10 @@ impl Run {
         }
         let are_gone = |seen: &Seen| keys.iter().all(|key| seen.namespaces.get(key).is_none());
         self.seen_until(manager, "the namespaces are gone", are_gone).await?;
-        self.row(row, manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row(&format!("settled, {row}"), manager, mark).await
+        self.add_row(row, manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row(&format!("settled, {row}"), manager, mark).await
     }
 
     /// Waits until what is seen is as wanted; fails when the manager ends, or patience does.
@@ -167,7 +167,7 @@ impl Run {
     ) -> Result<()> {
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             if self.seen.as_ref().is_none_or(&done) {
                 return Ok(());
             }

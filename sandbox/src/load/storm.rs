@@ -24,12 +24,12 @@ impl Run {
     /// Creates the storm's pods, waits until all are ready, and deletes them again.
     pub(super) async fn storm(&mut self, manager: &mut ManagerProcess) -> Result<()> {
         self.phase("storm");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.begin_storm(manager).await?;
-        self.row("storm: all pods ready", manager, mark).await?;
-        let mark = self.mark(Some(manager))?;
+        self.add_row("storm: all pods ready", manager, mark).await?;
+        let mark = self.start_mark(Some(manager))?;
         self.end_storm(manager).await?;
-        self.row("storm: deleted", manager, mark).await
+        self.add_row("storm: deleted", manager, mark).await
     }
 
     pub(super) async fn begin_storm(&self, manager: &mut ManagerProcess) -> Result<()> {
@@ -38,7 +38,7 @@ impl Run {
             let body = deployment(&name(n), n, replicas);
             self.create(&Deployment::RESOURCE, NAMESPACE, &body).await?;
         }
-        self.until(manager, "the storm's pods are ready", |sum| sum.available >= wanted).await
+        self.wait_until(manager, "the storm's pods are ready", |sum| sum.available >= wanted).await
     }
 
     /// Deletes the storm's Deployments, and waits until their pods are gone.
@@ -59,7 +59,7 @@ impl Run {
         };
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             let page = pods.list_page(Some(NAMESPACE), &options, None).await?;
             if page.first::<PartialObjectMetadata>().await?.is_none() {
                 return Ok(());

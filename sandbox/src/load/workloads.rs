@@ -15,21 +15,21 @@ impl Run {
     /// Measures a Job whose pods all run at once, until it is complete.
     pub(super) async fn job(&mut self, manager: &mut ManagerProcess, pods: usize) -> Result<()> {
         self.phase("Job");
-        let mark = self.mark(Some(manager))?;
+        let mark = self.start_mark(Some(manager))?;
         self.create(&Job::RESOURCE, NAMESPACE, &job(pods)).await?;
         let exist = |job: &Value| {
             let count = |field: &str| job["status"][field].as_u64().unwrap_or(0);
             (count("active") + count("succeeded")) as usize >= pods
         };
         self.reached(manager, &Job::RESOURCE, "job", exist).await?;
-        let existing = self.mark(Some(manager))?;
-        self.row("pods of the Job exist", manager, mark).await?;
+        let existing = self.start_mark(Some(manager))?;
+        self.add_row("pods of the Job exist", manager, mark).await?;
         let complete = |job: &Value| job["status"]["completionTime"].is_string();
         self.reached(manager, &Job::RESOURCE, "job", complete).await?;
-        self.row("Job complete", manager, existing).await?;
-        let mark = self.mark(Some(manager))?;
-        self.settled(manager).await?;
-        self.row("settled, Job complete", manager, mark).await
+        self.add_row("Job complete", manager, existing).await?;
+        let mark = self.start_mark(Some(manager))?;
+        self.wait_until_settled(manager).await?;
+        self.add_row("settled, Job complete", manager, mark).await
     }
 
     /// Measures DaemonSets on all nodes, one after the other, and a rollout of each.
@@ -49,17 +49,17 @@ impl Run {
         for n in 0..count {
             let name = format!("daemon-{n}");
             self.phase("DaemonSet");
-            let mark = self.mark(Some(manager))?;
+            let mark = self.start_mark(Some(manager))?;
             self.create(&DaemonSet::RESOURCE, NAMESPACE, &daemon_set(&name)).await?;
             self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
-            self.row("DaemonSet available", manager, mark).await?;
-            let mark = self.mark(Some(manager))?;
+            self.add_row("DaemonSet available", manager, mark).await?;
+            let mark = self.start_mark(Some(manager))?;
             let annotations = json!({ "annotations": { "version": "2" } });
             let change = json!({ "spec": { "template": { "metadata": annotations } } });
             let key = ObjectKey::new(NAMESPACE, &name);
             self.client.patch::<DaemonSet>(&key, &Patch::Merge(change)).await?;
             self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
-            self.row("DaemonSet rolled out", manager, mark).await?;
+            self.add_row("DaemonSet rolled out", manager, mark).await?;
         }
         Ok(())
     }
@@ -75,7 +75,7 @@ impl Run {
         let (verbs, key) = (self.client.resource(resource), ObjectKey::new(NAMESPACE, name));
         let give_up = self.clock.monotonic() + self.patience;
         loop {
-            self.alive(manager)?;
+            self.check_alive(manager)?;
             let object: Value = verbs.get(&key).await?;
             if done(&object) {
                 return Ok(());
