@@ -23,8 +23,8 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 const PATIENCE: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(50);
 
-/// The folder of the programs for tests on a real API server, by `KUBEBUILDER_ASSETS`. Where it is
-/// not set, prints once that they are skipped.
+/// Returns the folder of the programs for tests on a real API server, from `KUBEBUILDER_ASSETS`.
+/// Where it is not set, prints once that these tests are skipped.
 pub fn assets() -> Option<PathBuf> {
     static PRINTED: Once = Once::new();
     let assets = std::env::var_os("KUBEBUILDER_ASSETS").filter(|assets| !assets.is_empty());
@@ -82,11 +82,13 @@ impl Drop for RealServer {
     }
 }
 
+/// Writes a certificate and its key to `NAME.crt` and `NAME.key`.
 fn write_pair(dir: &Path, name: &str, pair: &Pair) -> Result<()> {
     fs::write(dir.join(format!("{name}.crt")), &pair.certificate)?;
     Ok(fs::write(dir.join(format!("{name}.key")), &pair.key)?)
 }
 
+/// Starts a program in `dir`, with its output appended to a log there.
 fn spawn(Program { path, flags }: &Program, dir: &Path) -> Result<Child> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let log = dir.join(format!("{name}.log"));
@@ -213,6 +215,7 @@ impl RealServer {
         }
     }
 
+    /// Starts etcd and the API server, those of them that do not run.
     fn start_missing(&self) -> Result<()> {
         for (process, program) in self.processes.lock().iter_mut().zip(&self.programs) {
             if process.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None))) {
@@ -222,6 +225,8 @@ impl RealServer {
         Ok(())
     }
 
+    /// Formats the error for an API server that does not become ready, with the last line of its
+    /// log.
     fn not_ready(&self, error: &dyn Display) -> String {
         let log = fs::read_to_string(self.dir.join("kube-apiserver.log")).unwrap_or_default();
         let last = log.lines().last().unwrap_or_default();

@@ -100,7 +100,7 @@ impl Rollout {
     }
 }
 
-/// Describes the rollouts that are not complete; `None` when all are.
+/// Describes what the rollouts wait for; `None` when all are complete.
 pub fn waits_for(rollouts: &[Rollout]) -> Option<String> {
     if let Some(unseen) = rollouts.iter().find(|rollout| !rollout.observed) {
         return Some(format!("the controller manager to observe {}", unseen.name));

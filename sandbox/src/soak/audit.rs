@@ -83,7 +83,7 @@ impl Audit {
                     at: clock.monotonic(),
                     writer: Writer { seat, run: run.load(Ordering::SeqCst) },
                     verb,
-                    resource: named(&path),
+                    resource: resource_name(&path),
                     namespace: path.namespace,
                     name: path.name,
                     agent: request.header("user-agent").unwrap_or_default().to_owned(),
@@ -97,7 +97,7 @@ impl Audit {
                     let stage = match &response.body {
                         Body::Abort => return response,
                         _ if is_lease && is_carried_out => {
-                            response = collected(response).await;
+                            response = with_whole_body(response).await;
                             holder(response.content()).map(Stage::Holder)
                         }
                         _ => Some(Stage::Answered(response.status)),
@@ -114,7 +114,7 @@ impl Audit {
 }
 
 /// Names the resource of a path, such as `replicasets.apps/status`.
-fn named(path: &ResourcePath) -> String {
+fn resource_name(path: &ResourcePath) -> String {
     let mut named = path.resource.clone();
     if !path.group.is_empty() {
         named = format!("{named}.{}", path.group);
@@ -131,8 +131,9 @@ fn is_lease(path: &ResourcePath) -> bool {
         && (path.name == LEASE || path.name.is_empty())
 }
 
-/// Reads the whole body of a streamed response.
-async fn collected(mut response: Response) -> Response {
+/// Reads a streamed body to its end, and returns the response with it. A body that breaks off
+/// aborts the response.
+async fn with_whole_body(mut response: Response) -> Response {
     let mut body = match response.body {
         Body::Stream(body) => body,
         _ => return response,

@@ -54,7 +54,7 @@ pub struct NewChanges {
 }
 
 impl Etcd {
-    /// Begins with the first version of an etcd that serves HTTP at `url`.
+    /// Starts to read the changes of the etcd that serves HTTP at `url`, from its first version on.
     pub fn start(url: &str, clock: &SharedClock) -> client::Result<Arc<Etcd>> {
         let mut config = Config::new(url.to_owned());
         config.credentials = Credentials::None;
@@ -68,11 +68,11 @@ impl Etcd {
         });
         let (reader, until) = (etcd.clone(), etcd.stop.clone());
         etcd.tasks.spawn(async move {
-            until.unless_stopped(reader.read()).await;
+            until.unless_stopped(reader.keep_watching()).await;
         });
         let (asker, until) = (etcd.clone(), etcd.stop.clone());
         etcd.tasks.spawn(async move {
-            until.unless_stopped(asker.follow()).await;
+            until.unless_stopped(asker.track_newest()).await;
         });
         Ok(etcd)
     }
@@ -98,7 +98,7 @@ impl Etcd {
     }
 
     /// Watches etcd until stopped; after a failure it watches again from where it was.
-    async fn read(&self) {
+    async fn keep_watching(&self) {
         loop {
             if let Err(error) = self.watch().await {
                 log::debug!("watch of etcd: {error}");
@@ -132,8 +132,9 @@ impl Etcd {
         Ok(())
     }
 
-    /// Compares what has been read with the newest version.
-    async fn follow(&self) {
+    /// Asks etcd for its newest version again and again. Once the watch has reached it, records
+    /// that all changes until the question have been read.
+    async fn track_newest(&self) {
         loop {
             let now = self.clock.monotonic();
             let newest = self.client.send(&post("/v3/kv/range", &json!({ "key": ALL }))).await;
@@ -201,6 +202,7 @@ fn parse(line: &[u8]) -> serde_json::Result<Batch> {
 /// `DefaultStorageFactory.ResourcePrefix`.
 fn place(key: &str) -> Option<(String, Arc<str>)> {
     let key = key.strip_prefix("/registry/")?;
+    // In etcd, the folders of these kinds do not have the name of the resource.
     let names = ["services/specs", "services/endpoints", "minions"];
     let (folder, rest) = match names
         .iter()

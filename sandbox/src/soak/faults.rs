@@ -73,6 +73,7 @@ impl FaultInjector {
         self.server.faults()
     }
 
+    /// Waits for the length of a fault, or until the stop.
     async fn wait(&self, millis: u64) {
         self.stop.unless_stopped(self.clock.sleep(Duration::from_millis(millis))).await;
     }
@@ -147,9 +148,9 @@ impl FaultInjector {
                     let _denial = webhook.deny();
                     return self.wait(millis).await;
                 }
-                self.deny().await;
+                self.deny_pods().await;
                 self.wait(millis).await;
-                self.admit().await;
+                self.admit_pods().await;
             }
             Fault::StepClock { seconds, millis } => {
                 self.stepped.step(seconds);
@@ -184,14 +185,15 @@ impl FaultInjector {
         seats.iter().for_each(|seat| managers.seats()[*seat].proxy.clear(cut));
     }
 
+    /// Sends a signal to the affected managers.
     fn signal(&self, affected: Affected, signal: &str) {
         for seat in self.seats(affected) {
             self.managers.lock().signal(seat, signal, None);
         }
     }
 
-    /// Makes a policy refuse all pods of the soak.
-    async fn deny(&self) {
+    /// Creates a policy that refuses all new pods of the soak.
+    async fn deny_pods(&self) {
         let name = json!({ "name": DENIAL });
         let policy = json!({
             "apiVersion": POLICIES.api_version(), "kind": POLICIES.kind, "metadata": name,
@@ -226,8 +228,8 @@ impl FaultInjector {
         }
     }
 
-    /// Deletes the policy. Other faults may refuse that for a while.
-    async fn admit(&self) {
+    /// Deletes the policy of [`Self::deny_pods`]. Other faults may refuse that for a while.
+    async fn admit_pods(&self) {
         for resource in [&BINDINGS, &POLICIES] {
             let key = ObjectKey::cluster(DENIAL);
             loop {

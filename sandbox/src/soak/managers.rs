@@ -69,7 +69,7 @@ pub struct Memory {
 }
 
 impl Managers {
-    /// Opens the proxies; starts no manager yet.
+    /// Opens a proxy and writes a kubeconfig for each seat. Starts no manager yet.
     pub async fn new(
         server: &Server,
         audit: &Arc<Audit>,
@@ -164,11 +164,12 @@ impl Managers {
         self.seats.iter().map(|seat| seat.logs.len()).sum()
     }
 
-    /// Returns the lines of all logs that report a panic.
+    /// Returns the lines of a log that a panic has written.
     pub fn panics(&self) -> Vec<String> {
         self.seats.iter().flat_map(|seat| &seat.logs).flat_map(|log| panics(log)).collect()
     }
 
+    /// Stops the managers, then their proxies.
     pub async fn stop(self) {
         for seat in self.seats {
             if let Some(manager) = seat.manager {

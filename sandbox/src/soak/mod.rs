@@ -145,19 +145,20 @@ impl Soak {
     }
 }
 
-/// Checks what is new and starts managers that have ended, until `stop`. Returns what was odd.
+/// Checks new changes and writes, and starts managers that have ended, again and again until
+/// `stop`. Returns the ends that no fault explains.
 async fn watch(injector: &FaultInjector, stop: &StopToken) -> Vec<Breach> {
     let (observer, mut odd) = (&injector.observer, Vec::new());
-    let shown = |breach: Breach| {
+    let print = |breach: Breach| {
         eprintln!("FAILED {breach}");
         breach
     };
     loop {
-        observer.check_new_changes().into_iter().for_each(|breach| drop(shown(breach)));
+        observer.check_new_changes().into_iter().for_each(|breach| drop(print(breach)));
         let ends = injector.managers.lock().restart_ended();
         let ends = ends.unwrap_or_else(|error| vec![error.to_string()]);
         odd.extend(ends.into_iter().map(|seen| {
-            shown(finding("managers end for a reason", observer.second(), "manager", seen))
+            print(finding("managers end for a reason", observer.second(), "manager", seen))
         }));
         if stop.unless_stopped(injector.clock.sleep(TICK)).await.is_none() {
             return odd;
@@ -249,8 +250,8 @@ impl Run {
         }
     }
 
-    /// Waits until a step is due.
-    async fn until(&self, begun: Duration, at: Duration) -> bool {
+    /// Waits until the time `at` after `begun`. Returns false if the soak is stopped before.
+    async fn wait_for_step(&self, begun: Duration, at: Duration) -> bool {
         let wait = (begun + at).saturating_sub(self.clock.monotonic());
         self.stop.unless_stopped(self.clock.sleep(wait)).await.is_some()
     }
@@ -258,7 +259,7 @@ impl Run {
     /// Carries out the administrator's changes, each at its time, and counts their outcomes.
     async fn work(&self, begun: Duration, steps: Vec<(Duration, Work)>) {
         for (at, work) in steps {
-            if !self.until(begun, at).await {
+            if !self.wait_for_step(begun, at).await {
                 return;
             }
             let outcome = self.administrator.carry_out(&work).await;
@@ -271,7 +272,7 @@ impl Run {
     /// Begins the planned faults, each at its time.
     async fn faults(&self, begun: Duration, steps: Vec<(Duration, Fault)>) {
         for (at, fault) in steps {
-            if !self.until(begun, at).await {
+            if !self.wait_for_step(begun, at).await {
                 return;
             }
             self.say(&format!("{}: {fault:?}", fault.name()));

@@ -73,6 +73,7 @@ impl Observer {
         }
     }
 
+    /// Returns the seconds since the observer was created.
     pub fn second(&self) -> f64 {
         (self.clock.monotonic() - self.begun).as_secs_f64()
     }
@@ -89,7 +90,7 @@ impl Observer {
         // The records are taken first: the changes have the effects of all of them.
         state.records.extend(self.audit.take());
         let NewChanges { changes, complete, lost } = match &self.history {
-            History::Store(api) => stored(api, &mut state.seen),
+            History::Store(api) => take_new_changes(api, &mut state.seen),
             History::Etcd(etcd) => etcd.take(),
         };
         let lost = lost.map(|seen| Breach {
@@ -134,6 +135,7 @@ impl Observer {
         self.state.lock().invariants.leader()
     }
 
+    /// Returns what has been checked so far: the numbers of changes, judgements and writes.
     pub fn checked(&self) -> Checked {
         let state = self.state.lock();
         Checked {
@@ -151,7 +153,7 @@ impl Observer {
 
 /// Returns the changes of the embedded server's store after the version `seen`, which becomes the
 /// newest.
-fn stored(api: &Api, seen: &mut u64) -> NewChanges {
+fn take_new_changes(api: &Api, seen: &mut u64) -> NewChanges {
     let (store, version) = (&api.store, api.store.version());
     let mut taken = NewChanges { changes: Vec::new(), complete: Duration::MAX, lost: None };
     for kind in KINDS {

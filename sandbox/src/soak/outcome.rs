@@ -26,6 +26,7 @@ pub struct Snapshot {
 struct Faults(Vec<String>);
 
 impl Snapshot {
+    /// Lists the objects of all observed kinds.
     pub async fn read(client: &Client) -> Result<Snapshot> {
         let mut snapshot = Snapshot::default();
         for kind in KINDS {
@@ -41,7 +42,7 @@ impl Snapshot {
     }
 
     /// Returns the objects of this kind in the namespaces of the soak.
-    fn of(&self, kind: &ResourceType) -> impl Iterator<Item = &Value> {
+    fn of_soak(&self, kind: &ResourceType) -> impl Iterator<Item = &Value> {
         let is_ours = |it: &&Value| text(it, "/metadata/namespace").starts_with("soak-");
         self.all(kind).iter().filter(is_ours)
     }
@@ -49,7 +50,7 @@ impl Snapshot {
     /// Returns the pods with this controller.
     fn pods_of<'a>(&'a self, owner: &'a Value) -> impl Iterator<Item = &'a Value> {
         let uid = text(owner, "/metadata/uid");
-        self.of(&PODS_KIND).filter(move |pod| is_controlled_by(pod, uid))
+        self.of_soak(&PODS_KIND).filter(move |pod| is_controlled_by(pod, uid))
     }
 
     /// Lists what is not as it must be; one line for each object.
@@ -118,7 +119,7 @@ impl Snapshot {
     /// Checks that ReplicaSets and Deployments have as many pods as they want, and say so in their
     /// status.
     fn check_deployments(&self, faults: &mut Faults) {
-        for set in self.of(&REPLICA_SETS) {
+        for set in self.of_soak(&REPLICA_SETS) {
             let wanted = count(set, "/spec/replicas");
             let pods = self.pods_of(set).filter(|pod| is_ready(pod)).count() as i64;
             let kept = self.pods_of(set).count() as i64;
@@ -126,7 +127,7 @@ impl Snapshot {
             faults.expect(&REPLICA_SETS, set, &numbers, wanted);
             faults.expect_observed(&REPLICA_SETS, set);
         }
-        for deployment in self.of(&DEPLOYMENTS) {
+        for deployment in self.of_soak(&DEPLOYMENTS) {
             let wanted = count(deployment, "/spec/replicas");
             let status = |field: &str| count(deployment, &format!("/status/{field}"));
             let numbers =
@@ -134,7 +135,7 @@ impl Snapshot {
             faults.expect(&DEPLOYMENTS, deployment, &numbers, wanted);
             faults.expect_observed(&DEPLOYMENTS, deployment);
             let uid = text(deployment, "/metadata/uid");
-            let sets = self.of(&REPLICA_SETS).filter(|set| is_controlled_by(set, uid));
+            let sets = self.of_soak(&REPLICA_SETS).filter(|set| is_controlled_by(set, uid));
             let live = sets.filter(|set| count(set, "/spec/replicas") > 0);
             let live: i64 = live.map(|set| count(set, "/spec/replicas")).sum();
             faults.expect(&DEPLOYMENTS, deployment, &[live], wanted);
@@ -144,7 +145,7 @@ impl Snapshot {
     /// Checks that each StatefulSet has ready pods of exactly the wanted ordinals, and says so in
     /// its status.
     fn check_stateful_sets(&self, faults: &mut Faults) {
-        for set in self.of(&STATEFUL_SETS) {
+        for set in self.of_soak(&STATEFUL_SETS) {
             let wanted = count(set, "/spec/replicas");
             let names = self.pods_of(set).filter(|pod| is_ready(pod));
             let names: BTreeSet<&str> = names.map(|pod| text(pod, "/metadata/name")).collect();
@@ -164,7 +165,7 @@ impl Snapshot {
     /// Checks that each DaemonSet has one ready pod on each node, and says so in its status.
     fn check_daemon_sets(&self, faults: &mut Faults) {
         let nodes = self.all(&NODES).len() as i64;
-        for set in self.of(&DAEMON_SETS) {
+        for set in self.of_soak(&DAEMON_SETS) {
             let ready = self.pods_of(set).filter(|pod| is_ready(pod));
             let on: HashSet<&str> = ready.map(|pod| text(pod, "/spec/nodeName")).collect();
             let status = |field: &str| count(set, &format!("/status/{field}"));
@@ -186,8 +187,8 @@ impl Snapshot {
     /// counted. The Jobs of a CronJob may run.
     fn check_jobs(&self, faults: &mut Faults) {
         let crons: HashMap<&str, &Value> =
-            self.of(&CRON_JOBS).map(|cron| (text(cron, "/metadata/uid"), cron)).collect();
-        for job in self.of(&JOBS) {
+            self.of_soak(&CRON_JOBS).map(|cron| (text(cron, "/metadata/uid"), cron)).collect();
+        for job in self.of_soak(&JOBS) {
             let has = |name: &str| {
                 let conditions = list(job, "/status/conditions");
                 conditions.iter().any(|it| it["type"] == name && it["status"] == "True")
@@ -219,6 +220,7 @@ impl Snapshot {
             let are_indexes_right = !done
                 || text(job, "/spec/completionMode") != "Indexed"
                 || indexes == format!("0-{}", wanted - 1)
+                // Upstream writes a range only for three indexes or more.
                 || wanted == 2 && indexes == "0,1";
             let is_over = is_right && is_counted && are_indexes_right;
             if !is_over || status("active") + status("terminating") > 0 {
@@ -233,7 +235,7 @@ impl Snapshot {
         }
         for cron in crons.values() {
             for active in list(cron, "/status/active") {
-                let job = self.of(&JOBS).find(|job| job["metadata"]["uid"] == active["uid"]);
+                let job = self.of_soak(&JOBS).find(|job| job["metadata"]["uid"] == active["uid"]);
                 if job.is_none() {
                     faults.add(&CRON_JOBS, cron, format!("{active} is active, and is gone"));
                 }
@@ -243,20 +245,20 @@ impl Snapshot {
 
     /// Checks that EndpointSlices and Endpoints have the ready pods that Services select.
     fn check_endpoints(&self, faults: &mut Faults) {
-        for service in self.of(&SERVICES) {
+        for service in self.of_soak(&SERVICES) {
             let at = |object: &Value| {
                 let namespace = text(object, "/metadata/namespace");
                 (namespace.to_owned(), text(object, "/metadata/name").to_owned())
             };
             let (namespace, name) = at(service);
             let app = text(service, "/spec/selector/app");
-            let selected = self.of(&PODS_KIND).filter(|pod| {
+            let selected = self.of_soak(&PODS_KIND).filter(|pod| {
                 text(pod, "/metadata/namespace") == namespace
                     && text(pod, "/metadata/labels/app") == app
                     && is_ready(pod)
             });
             let pods: BTreeSet<&str> = selected.map(|pod| text(pod, "/metadata/uid")).collect();
-            let slices = self.of(&SLICES).filter(|slice| {
+            let slices = self.of_soak(&SLICES).filter(|slice| {
                 text(slice, "/metadata/namespace") == namespace
                     && text(slice, "/metadata/labels/kubernetes.io~1service-name") == name
             });
@@ -269,7 +271,7 @@ impl Snapshot {
                 faults.add(&SERVICES, service, what);
             }
             let endpoints =
-                self.of(&ENDPOINTS).filter(|it| at(it) == (namespace.clone(), name.clone()));
+                self.of_soak(&ENDPOINTS).filter(|it| at(it) == (namespace.clone(), name.clone()));
             let subsets = endpoints.flat_map(|it| list(it, "/subsets"));
             let addresses = subsets.flat_map(|subset| list(subset, "/addresses"));
             let in_endpoints: BTreeSet<&str> =
@@ -283,10 +285,11 @@ impl Snapshot {
 
     /// Checks that quotas and budgets have counted what there is.
     fn check_limits(&self, faults: &mut Faults) {
-        for quota in self.of(&QUOTAS) {
+        for quota in self.of_soak(&QUOTAS) {
             let namespace = text(quota, "/metadata/namespace");
-            let of =
-                |kind| self.of(kind).filter(move |it| text(it, "/metadata/namespace") == namespace);
+            let of = |kind| {
+                self.of_soak(kind).filter(move |it| text(it, "/metadata/namespace") == namespace)
+            };
             let live = of(&PODS_KIND)
                 .filter(|pod| !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed"));
             let wanted = [
@@ -303,8 +306,8 @@ impl Snapshot {
                 }
             }
         }
-        for budget in self.of(&BUDGETS) {
-            let healthy = self.of(&PODS_KIND).filter(|pod| {
+        for budget in self.of_soak(&BUDGETS) {
+            let healthy = self.of_soak(&PODS_KIND).filter(|pod| {
                 pod["metadata"]["namespace"] == budget["metadata"]["namespace"]
                     && pod["metadata"]["labels"]["app"]
                         == budget["spec"]["selector"]["matchLabels"]["app"]
@@ -331,7 +334,7 @@ impl Snapshot {
         let [owner] = list(claim, "/metadata/ownerReferences") else { return false };
         let ordinal = text(claim, "/metadata/name").rsplit_once('-');
         let ordinal = ordinal.and_then(|(_, ordinal)| ordinal.parse::<i64>().ok());
-        let mut sets = self.of(&STATEFUL_SETS);
+        let mut sets = self.of_soak(&STATEFUL_SETS);
         let set = sets.find(|set| set["metadata"]["uid"] == owner["uid"]);
         set.is_some_and(|set| ordinal >= Some(count(set, "/spec/replicas")))
     }
@@ -341,7 +344,7 @@ impl Snapshot {
     fn check_volumes(&self, faults: &mut Faults) {
         let mut wanted: BTreeSet<(String, String)> = BTreeSet::new();
         let mut names = BTreeSet::new();
-        for claim in self.of(&CLAIMS) {
+        for claim in self.of_soak(&CLAIMS) {
             let volume = text(claim, "/spec/volumeName");
             names.insert(volume);
             let bound = self.all(&VOLUMES).iter().find(|it| text(it, "/metadata/name") == volume);
@@ -353,7 +356,7 @@ impl Snapshot {
             if !is_bound {
                 faults.add(&CLAIMS, claim, format!("is not bound to the volume {volume:?}"));
             }
-            let users = self.of(&PODS_KIND).filter(|pod| {
+            let users = self.of_soak(&PODS_KIND).filter(|pod| {
                 pod["metadata"]["namespace"] == claim["metadata"]["namespace"]
                     && list(pod, "/spec/volumes").iter().any(|it| {
                         it["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
@@ -385,12 +388,14 @@ impl Snapshot {
 }
 
 impl Faults {
+    /// Adds a fault of an object.
     fn add(&mut self, kind: &impl ToString, object: &Value, what: String) {
         let [namespace, name] =
             ["/metadata/namespace", "/metadata/name"].map(|at| text(object, at));
         self.0.push(format!("{} {namespace}/{name}: {what}", kind.to_string()));
     }
 
+    /// Adds a fault unless all numbers are as wanted.
     fn expect(&mut self, kind: &ResourceType, object: &Value, numbers: &[i64], wanted: i64) {
         if numbers.iter().any(|number| *number != wanted) {
             self.add(kind, object, format!("has {numbers:?} of {wanted}: {}", object["status"]));

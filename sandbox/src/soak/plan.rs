@@ -265,12 +265,13 @@ pub fn plan(seed: u64, length: Duration) -> Vec<Step> {
 }
 
 impl StepSource {
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+    /// Draws one of the values.
+    fn pick<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.rng.usize(..all.len())]
     }
 
     fn propagation(&mut self) -> Propagation {
-        self.of(&[Propagation::Background, Propagation::Foreground, Propagation::Orphan])
+        self.pick(&[Propagation::Background, Propagation::Foreground, Propagation::Orphan])
     }
 
     /// Draws one change, and the later ones that belong to it, each with the milliseconds until
@@ -282,13 +283,13 @@ impl StepSource {
         let mut put = |after, change| steps.push((after, Work { namespace, change }));
         match self.rng.u32(..100) {
             0..20 => {
-                let part = self.of(&[Part::Web, Part::Web, Part::Api, Part::Db]);
+                let part = self.pick(&[Part::Web, Part::Web, Part::Api, Part::Db]);
                 let most = if part == Part::Web { 8 } else { 5 };
                 put(0, Change::Scale(part, self.rng.u32(0..=most)));
             }
             20..36 => {
                 self.images += 1;
-                let part = self.of(&[Part::Web, Part::Api, Part::Db, Part::Agent]);
+                let part = self.pick(&[Part::Web, Part::Api, Part::Db, Part::Agent]);
                 put(0, Change::Roll(part, self.images));
             }
             36..54 => {
@@ -318,7 +319,7 @@ impl StepSource {
                 put(after, Change::DeleteOwner(self.owners, self.propagation()));
             }
             84..95 => {
-                let part = self.of(&[
+                let part = self.pick(&[
                     Part::Web,
                     Part::Api,
                     Part::Db,
@@ -349,10 +350,10 @@ impl StepSource {
             self.rng.shuffle(&mut self.deck);
         }
         let kind = self.deck.pop().unwrap_or_default();
-        let affected = self.of(&[Affected::Leader, Affected::Leader, Affected::Both]);
+        let affected = self.pick(&[Affected::Leader, Affected::Leader, Affected::Both]);
         let cut = self.rng.bool();
         let network = |impairment, millis| Fault::Network { affected, impairment, millis, cut };
-        let (verb, resource) = self.of(&WRITES);
+        let (verb, resource) = self.pick(&WRITES);
         let times = self.rng.usize(1..=12);
         let mut answer = |code| {
             let retry_after = (code == 429).then(|| self.rng.u64(1..=2));
@@ -376,8 +377,8 @@ impl StepSource {
             11 => Fault::Answer {
                 code: 410,
                 retry_after: None,
-                verb: self.of(&["list", "watch"]),
-                resource: self.of(&READ),
+                verb: self.pick(&["list", "watch"]),
+                resource: self.pick(&READ),
                 times,
             },
             12 => answer(429),
@@ -385,8 +386,8 @@ impl StepSource {
             14 => answer(504),
             15 => Fault::LoseAnswers { verb, resource, times },
             16 => Fault::CutBodies {
-                verb: self.of(&["list", "watch"]),
-                resource: self.of(&READ),
+                verb: self.pick(&["list", "watch"]),
+                resource: self.pick(&READ),
                 bytes: self.rng.usize(0..5000),
                 times,
             },
@@ -394,7 +395,7 @@ impl StepSource {
             19 => Fault::KillEtcd { millis: self.rng.u64(100..2000) },
             18 => Fault::DenyAdmission { millis: self.rng.u64(1000..6000) },
             20 => {
-                let seconds = self.rng.i64(2..=60) * self.of(&[1, -1]);
+                let seconds = self.rng.i64(2..=60) * self.pick(&[1, -1]);
                 Fault::StepClock { seconds, millis: self.rng.u64(2000..20_000) }
             }
             _ => {

@@ -76,7 +76,7 @@ impl State {
 }
 
 impl Proxy {
-    /// Listens on a free port of the loopback address.
+    /// Listens on a free port of the loopback address, and passes its connections on to `target`.
     pub fn start(target: SocketAddr, clock: &SharedClock) -> io::Result<Proxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let address = listener.local_addr()?;
@@ -124,8 +124,8 @@ impl Shared {
         task::notify_all(&self.changed);
     }
 
-    /// Waits until the state meets a condition.
-    async fn until(&self, met: impl Fn(&State) -> bool) {
+    /// Waits until `met` returns true for the state.
+    async fn wait_until(&self, met: impl Fn(&State) -> bool) {
         loop {
             let changed = self.changed.listen();
             if met(&self.state.lock()) {
@@ -139,14 +139,14 @@ impl Shared {
     async fn serve(self: Arc<Self>, first: TcpListener, address: SocketAddr, stop: StopToken) {
         let mut listener = Some(first);
         loop {
-            self.until(|state| !state.refuses()).await;
+            self.wait_until(|state| !state.refuses()).await;
             let bound = listener.take().map_or_else(|| TcpListener::bind(address), Ok);
             let Ok(open) = bound.and_then(Async::new) else {
                 self.clock.sleep(Duration::from_millis(20)).await;
                 continue;
             };
             let refused = async {
-                self.until(State::refuses).await;
+                self.wait_until(State::refuses).await;
             };
             or(self.accept(open, &stop), refused).await;
         }
@@ -160,21 +160,22 @@ impl Shared {
                 continue;
             };
             let (this, until) = (self.clone(), stop.clone());
-            drop(task::spawn(async move { until.unless_stopped(this.pass(manager)).await }));
+            drop(task::spawn(async move { until.unless_stopped(this.carry(manager)).await }));
         }
     }
 
-    /// Passes bytes until one side ends the connection, or it is cut.
-    async fn pass(self: Arc<Self>, manager: Async<TcpStream>) {
+    /// Connects a manager to the server, and passes their bytes until one side ends the connection
+    /// or it is cut.
+    async fn carry(self: Arc<Self>, manager: Async<TcpStream>) {
         let cuts = self.state.lock().cuts;
-        self.until(|state| !state.stalls(Way::ToServer) || state.cuts != cuts).await;
+        self.wait_until(|state| !state.stalls(Way::ToServer) || state.cuts != cuts).await;
         let Ok(server) = Async::<TcpStream>::connect(self.target).await else { return };
         let _ = (manager.get_ref().set_nodelay(true), server.get_ref().set_nodelay(true));
         let passed = AtomicUsize::new(0);
         let up = self.pump(&manager, &server, Way::ToServer, &passed);
         let down = self.pump(&server, &manager, Way::ToManager, &passed);
         let cut = async {
-            self.until(|state| state.cuts != cuts).await;
+            self.wait_until(|state| state.cuts != cuts).await;
             true
         };
         if or(or(up, down), cut).await {
@@ -205,7 +206,7 @@ impl Shared {
                 Ok(read) => read,
                 Err(_) => return true,
             };
-            self.until(|state| !state.stalls(way)).await;
+            self.wait_until(|state| !state.stalls(way)).await;
             let state = *self.state.lock();
             if state.begun != number {
                 (number, bytes_before) = (state.begun, passed.load(Ordering::Relaxed));

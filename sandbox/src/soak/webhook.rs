@@ -99,7 +99,7 @@ fn handler(behavior: &Arc<Behavior>, clock: &SharedClock) -> Handler {
                 return Response::text(400, "unreadable");
             };
             let review: Value = serde_json::from_slice(&body).unwrap_or_default();
-            let delay = behavior.delay();
+            let delay = behavior.take_delay();
             clock.sleep(delay).await;
             Response::json(200, &answer(&review, behavior.denies()))
         })
@@ -107,11 +107,13 @@ fn handler(behavior: &Arc<Behavior>, clock: &SharedClock) -> Handler {
 }
 
 impl Behavior {
+    /// Returns whether a denial is held: the webhook holds one reference itself.
     fn denies(&self) -> bool {
         Arc::strong_count(&self.denials) > 1
     }
 
-    fn delay(&self) -> Duration {
+    /// Returns the delay of the next answer, and counts that answer if it is one of those to delay.
+    fn take_delay(&self) -> Duration {
         let (left, delay) = &mut *self.delayed_answers.lock();
         if *left == 0 {
             return Duration::ZERO;
@@ -121,6 +123,7 @@ impl Behavior {
     }
 }
 
+/// Builds the answer to a review: the pod is allowed or denied.
 fn answer(review: &Value, denies: bool) -> Value {
     let mut response = json!({ "uid": review["request"]["uid"], "allowed": !denies });
     if denies {
@@ -173,7 +176,7 @@ mod tests {
     fn as_many_answers_are_late_as_were_asked_for() {
         let (behavior, late) = (Behavior::default(), Duration::from_millis(5));
         *behavior.delayed_answers.lock() = (2, late);
-        assert_eq!([(); 3].map(|()| behavior.delay()), [late, late, Duration::ZERO]);
+        assert_eq!([(); 3].map(|()| behavior.take_delay()), [late, late, Duration::ZERO]);
     }
 
     #[test]

@@ -45,7 +45,7 @@ impl Administrator {
     /// Makes one change as an administrator does. A failure counts as a refusal, and is logged.
     pub async fn carry_out(&self, work: &Work) -> Outcome {
         let namespace = workload::namespace_name(work.namespace);
-        match self.change(&namespace, &work.change).await {
+        match self.make_change(&namespace, &work.change).await {
             Ok(()) => Outcome::Done,
             Err(error) => {
                 log::debug!("{namespace}: {:?}: {error}", work.change);
@@ -54,8 +54,8 @@ impl Administrator {
         }
     }
 
-    /// Makes the requests for one change in `namespace`.
-    async fn change(&self, namespace: &str, change: &Change) -> client::Result<()> {
+    /// Sends the requests of one change in `namespace`.
+    async fn make_change(&self, namespace: &str, change: &Change) -> client::Result<()> {
         let key = |name: &str| ObjectKey::new(namespace, name);
         match change {
             Change::Ensure(part) => self.ensure(namespace, *part).await,
@@ -82,7 +82,7 @@ impl Administrator {
                 self.delete(&JOBS, &key, Delete::background()).await
             }
             Change::Evict(nth) => {
-                let Some(pod) = self.pod(namespace, *nth, "web").await? else { return Ok(()) };
+                let Some(pod) = self.nth_pod(namespace, *nth, "web").await? else { return Ok(()) };
                 let eviction = json!({
                     "apiVersion": "policy/v1", "kind": "Eviction",
                     "metadata": { "namespace": namespace, "name": pod },
@@ -92,7 +92,7 @@ impl Administrator {
                 pods.create_for::<Value>(&key(&pod), &eviction).await.map(drop)
             }
             Change::DeletePod { nth, at_once } => {
-                let Some(pod) = self.pod(namespace, *nth, "").await? else { return Ok(()) };
+                let Some(pod) = self.nth_pod(namespace, *nth, "").await? else { return Ok(()) };
                 let delete = Delete::new();
                 let delete = if *at_once { delete.grace_period(0) } else { delete };
                 self.delete(&PODS_KIND, &key(&pod), delete).await
@@ -130,7 +130,7 @@ impl Administrator {
                     return Ok(false);
                 }
                 let Some(replicas) = part.replicas() else { continue };
-                self.change(&namespace, &Change::Scale(part, replicas)).await?;
+                self.make_change(&namespace, &Change::Scale(part, replicas)).await?;
             }
             let dependents = format!("{DEPENDENT}=true");
             let selected =
@@ -167,7 +167,7 @@ impl Administrator {
             let name = workload::owner_name(owner, nth);
             self.create(&CONFIG_MAPS, namespace, &workload::config_map(&name, &[])).await?;
             let key = ObjectKey::new(namespace, &name);
-            let created: Value = self.repeated(|| maps.get(&key)).await?;
+            let created: Value = self.retry(|| maps.get(&key)).await?;
             references.push((name, text(&created, "/metadata/uid").to_owned()));
         }
         for nth in 0..DEPENDENTS {
@@ -178,11 +178,16 @@ impl Administrator {
         Ok(())
     }
 
-    /// Returns the name of the `nth` pod that is not being deleted, counted round and round. `app`:
-    /// its label, or empty.
-    async fn pod(&self, namespace: &str, nth: usize, app: &str) -> client::Result<Option<String>> {
+    /// Returns the name of the `nth` pod that is not being deleted; after the last pod the first
+    /// follows. `app`: the label of the pods; empty: all pods but those of Jobs.
+    async fn nth_pod(
+        &self,
+        namespace: &str,
+        nth: usize,
+        app: &str,
+    ) -> client::Result<Option<String>> {
         let (pods, all) = (self.client.resource(&PODS_KIND), ListOptions::default());
-        let pods = self.repeated(|| pods.list::<Value>(Some(namespace), &all)).await?;
+        let pods = self.retry(|| pods.list::<Value>(Some(namespace), &all)).await?;
         let label = |pod: &Value| text(pod, "/metadata/labels/app").to_owned();
         let is_job = |pod: &Value| {
             list(pod, "/metadata/ownerReferences").iter().any(|it| it["kind"] == "Job")
@@ -203,12 +208,13 @@ impl Administrator {
         object: &Value,
     ) -> client::Result<()> {
         let verbs = self.client.resource(resource);
-        match self.repeated(|| verbs.create::<Value>(namespace, object)).await {
+        match self.retry(|| verbs.create::<Value>(namespace, object)).await {
             Err(error) if !error.is_already_exists() => Err(error),
             _ => Ok(()),
         }
     }
 
+    /// Merges a patch into an object.
     async fn patch(
         &self,
         resource: &ResourceType,
@@ -216,9 +222,10 @@ impl Administrator {
         patch: Value,
     ) -> client::Result<()> {
         let (verbs, patch) = (self.client.resource(resource), Patch::Merge(patch));
-        self.repeated(|| verbs.patch::<Value>(key, &patch)).await.map(drop)
+        self.retry(|| verbs.patch::<Value>(key, &patch)).await.map(drop)
     }
 
+    /// Deletes an object.
     async fn delete(
         &self,
         resource: &ResourceType,
@@ -226,11 +233,11 @@ impl Administrator {
         delete: Delete,
     ) -> client::Result<()> {
         let verbs = self.client.resource(resource);
-        self.repeated(|| verbs.delete(key, delete.clone())).await
+        self.retry(|| verbs.delete(key, delete.clone())).await
     }
 
-    /// Repeats a request while it meets faults.
-    async fn repeated<T, F>(&self, request: impl Fn() -> F) -> client::Result<T>
+    /// Sends a request, again and again while it meets faults, `TRIES` times at most.
+    async fn retry<T, F>(&self, request: impl Fn() -> F) -> client::Result<T>
     where
         F: Future<Output = client::Result<T>>,
     {

@@ -115,7 +115,7 @@ impl Part {
         }
     }
 
-    /// Builds the object as it is at the beginning and in the end.
+    /// Builds the object that this part is at the beginning and in the end.
     pub fn object(self) -> Value {
         let resource = self.resource();
         let name = self.name();

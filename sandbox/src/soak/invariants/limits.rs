@@ -17,6 +17,7 @@ impl Check for Attached {
         "no volume attached twice"
     }
 
+    /// Judges each new attachment: the volume may have no other one.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "volumeattachments.storage.k8s.io" {
             return Verdict::Unrelated;
@@ -36,6 +37,7 @@ impl Check for NoOverlap {
         "no two unfinished Jobs of a CronJob"
     }
 
+    /// Judges each new Job of a CronJob: none of its other Jobs may be unfinished.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "jobs.batch" {
             return Verdict::Unrelated;

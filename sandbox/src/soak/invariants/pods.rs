@@ -30,6 +30,8 @@ impl Check for OneForIndex {
         "one live pod for each index of a Job"
     }
 
+    /// Judges each new pod of a Job: no other pod of its index may be live. With the policy
+    /// `Failed`, a pod counts until it has ended.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         match change.table {
             "jobs.batch" => {
@@ -110,6 +112,7 @@ impl Check for OneForDaemon {
         "one live pod of a DaemonSet on each node"
     }
 
+    /// Judges each new pod of a DaemonSet: its node may have no other one.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "pods" {
             return Verdict::Unrelated;
@@ -147,6 +150,8 @@ impl Check for WithinReplicas {
         "no ReplicaSet above its highest replicas"
     }
 
+    /// Judges each new pod of a ReplicaSet: there may be no more active pods than the most replicas
+    /// that it has asked for.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         match change.table {
             "replicasets.apps" => {
