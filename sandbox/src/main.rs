@@ -123,7 +123,7 @@ struct Args {
 }
 
 impl Args {
-    /// Returns whether no option asks for another mode.
+    /// Returns whether the demo runs, because no option asks for another mode.
     fn is_demo(&self) -> bool {
         let others = [
             self.latency.is_some(),
@@ -252,6 +252,8 @@ async fn run(mut args: Args) -> Ended {
 
 /// What several modes need.
 impl Args {
+    /// Returns the options of the embedded API server. Without `--dir` its folder is a temporary
+    /// one.
     fn sandbox(&self) -> SandboxOptions {
         let temporary =
             || std::env::temp_dir().join(format!("kube-sandbox-{}", std::process::id()));
@@ -279,6 +281,7 @@ impl Args {
     }
 }
 
+/// Measures the latencies of a manager, and prints them.
 async fn measure_latency(args: Args, rounds: usize, stop: StopToken) -> Ended {
     let latency = Latency {
         sandbox: args.sandbox(),
@@ -293,6 +296,7 @@ async fn measure_latency(args: Args, rounds: usize, stop: StopToken) -> Ended {
     Ok(print(&latency.run(stop).await?, args.json)?)
 }
 
+/// Runs the lesson, or the part of it that `--part` names.
 async fn run_lesson(args: Args, stop: StopToken) -> Ended {
     let lesson = Lesson {
         sandbox: args.sandbox(),
@@ -305,6 +309,7 @@ async fn run_lesson(args: Args, stop: StopToken) -> Ended {
     lesson.run(Screen::stdout(), stop).await
 }
 
+/// Measures many idle managers, and prints the figures of one.
 async fn measure_density(args: Args, managers: usize, stop: StopToken) -> Ended {
     let density = Density {
         dir: args.sandbox().dir,
@@ -316,6 +321,7 @@ async fn measure_density(args: Args, managers: usize, stop: StopToken) -> Ended 
     Ok(print(&density.run(stop).await?, args.json)?)
 }
 
+/// Runs the soak and prints its report. Errors: the soak has findings.
 async fn run_soak(args: Args, seconds: u64, stop: StopToken) -> Ended {
     let soak = Soak {
         sandbox: args.sandbox(),
@@ -367,6 +373,7 @@ async fn load_workloads(args: Args, size: Size, stop: StopToken) -> Ended {
     }
 }
 
+/// Runs a load of nodes of which a third dies, and prints the report.
 async fn load_nodes(args: Args, size: Nodes, stop: StopToken) -> Ended {
     let mut sandbox = args.sandbox();
     sandbox.history = LONG_LOAD_HISTORY;
@@ -381,6 +388,7 @@ async fn load_nodes(args: Args, size: Nodes, stop: StopToken) -> Ended {
     Ok(print(&load.run(stop).await?, args.json)?)
 }
 
+/// Runs the demo, until the stop or with `--once` until the rollout is complete.
 async fn run_demo(args: Args, stop: StopToken) -> Ended {
     let demo = Demo {
         sandbox: args.sandbox(),

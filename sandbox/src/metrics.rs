@@ -58,6 +58,7 @@ impl Metrics<'_> {
         })
     }
 
+    /// Lists the stored objects of a table, in one namespace or in all.
     fn objects(&self, table: &str, namespace: &str) -> Vec<Arc<Stored>> {
         let prefix = if namespace.is_empty() { String::new() } else { format!("{namespace}/") };
         let page = self.store.list(table, &prefix, None, usize::MAX, None, &|_| true);
@@ -68,9 +69,9 @@ impl Metrics<'_> {
     /// named one.
     fn resource(&self, at: &ResourcePath, query: &Query) -> ApiResult<Value> {
         type Usage<'a> = fn(&Metrics<'a>, &Stored) -> Option<Value>;
-        let (kind, of): (&str, Usage<'_>) = match &*at.resource {
-            "pods" => ("PodMetrics", Self::of_pod),
-            "nodes" => ("NodeMetrics", Self::of_node),
+        let (kind, usage): (&str, Usage<'_>) = match &*at.resource {
+            "pods" => ("PodMetrics", Self::pod_metrics),
+            "nodes" => ("NodeMetrics", Self::node_metrics),
             _ => return Err(failures::no_such_resource()),
         };
         let version = format!("{RESOURCE}/{}", at.version);
@@ -79,7 +80,7 @@ impl Metrics<'_> {
             (at.name.is_empty() || stored.value["metadata"]["name"] == *at.name)
                 && selector.matches(&stored.labels)
         });
-        let mut items: Vec<Value> = found.filter_map(|stored| of(self, &stored)).collect();
+        let mut items: Vec<Value> = found.filter_map(|stored| usage(self, &stored)).collect();
         if at.name.is_empty() {
             return Ok(json!({
                 "kind": format!("{kind}List"), "apiVersion": version, "metadata": {},
@@ -104,7 +105,7 @@ impl Metrics<'_> {
 
     /// Builds the part that the measurements of a pod and of a node have in common: metadata, time
     /// and window.
-    fn measured(&self, of: &Stored) -> Value {
+    fn common_part(&self, of: &Stored) -> Value {
         let metadata = &of.value["metadata"];
         let mut measured = json!({
             "metadata": {
@@ -120,7 +121,7 @@ impl Metrics<'_> {
 
     /// Computes the usage of a pod; `None` when it does not run, or has no metrics by its
     /// annotation.
-    fn of_pod(&self, pod: &Stored) -> Option<Value> {
+    fn pod_metrics(&self, pod: &Stored) -> Option<Value> {
         if pod.value["status"]["phase"] != "Running" {
             return None;
         }
@@ -133,26 +134,26 @@ impl Metrics<'_> {
             Some(json!({ "name": name, "usage": { "cpu": cpu, "memory": memory } }))
         };
         let containers: Option<Vec<Value>> = containers.iter().map(usage).collect();
-        let mut measured = self.measured(pod);
+        let mut measured = self.common_part(pod);
         measured["containers"] = containers?.into();
         Some(measured)
     }
 
     /// Computes the usage of a node: by its annotations, or the sum of its pods.
-    fn of_node(&self, node: &Stored) -> Option<Value> {
+    fn node_metrics(&self, node: &Stored) -> Option<Value> {
         let name = &node.value["metadata"]["name"];
         let pods = self.objects("pods", "");
         let pods = pods.iter().filter(|pod| pod.value["spec"]["nodeName"] == *name);
-        let pods: Vec<Value> = pods.filter_map(|pod| self.of_pod(pod)).collect();
-        let sum = |resource: &str, said: Option<&str>| {
-            let said = said.and_then(|text| text.parse::<Quantity>().ok());
+        let pods: Vec<Value> = pods.filter_map(|pod| self.pod_metrics(pod)).collect();
+        let sum = |resource: &str, annotated: Option<&str>| {
+            let annotated = annotated.and_then(|text| text.parse::<Quantity>().ok());
             let containers = pods.iter().flat_map(|pod| pod["containers"].as_array()).flatten();
             let used = containers.filter_map(|container| {
                 container["usage"][resource].as_str()?.parse::<Quantity>().ok()
             });
-            said.unwrap_or_else(|| used.fold(Quantity::ZERO, |sum, used| sum + used))
+            annotated.unwrap_or_else(|| used.fold(Quantity::ZERO, |sum, used| sum + used))
         };
-        let mut measured = self.measured(node);
+        let mut measured = self.common_part(node);
         measured["usage"] = json!({
             "cpu": sum("cpu", annotation(node, CPU)),
             "memory": sum("memory", annotation(node, MEMORY)),
@@ -247,17 +248,19 @@ fn selector(text: &str) -> ApiResult<Selector> {
 }
 
 /// Computes the usage of a container, by the annotation of its pod; `None` when it has no metrics.
-fn share(said: Option<&str>, container: &str, count: usize, idle: &str) -> Option<Quantity> {
+fn share(annotated: Option<&str>, container: &str, count: usize, idle: &str) -> Option<Quantity> {
     let idle = || idle.parse().ok();
-    let Some(said) = said.filter(|said| !said.is_empty()) else { return idle() };
-    if said.contains('=') {
-        let mut pairs = said.split(',').filter_map(|pair| pair.trim().split_once('='));
+    let Some(annotated) = annotated.filter(|annotated| !annotated.is_empty()) else {
+        return idle();
+    };
+    if annotated.contains('=') {
+        let mut pairs = annotated.split(',').filter_map(|pair| pair.trim().split_once('='));
         return match pairs.find(|(name, _)| *name == container) {
             Some((_, amount)) => amount.parse().ok(),
             None => idle(),
         };
     }
-    let whole: Quantity = said.parse().ok()?;
+    let whole: Quantity = annotated.parse().ok()?;
     let count = i64::try_from(count).ok()?.max(1);
     Some(Quantity::from_milli(whole.milli_value() / count, whole.format()))
 }
@@ -306,12 +309,13 @@ pub fn document(path: &str) -> Option<Value> {
     }
 }
 
+/// Builds the discovery entry of a group. The first version is the preferred one.
 fn api_group(name: &str, versions: &[&str]) -> Value {
-    let of =
+    let group_version =
         |version: &&str| json!({ "groupVersion": format!("{name}/{version}"), "version": version });
     json!({
-        "name": name, "versions": versions.iter().map(of).collect::<Vec<_>>(),
-        "preferredVersion": versions.first().map(of),
+        "name": name, "versions": versions.iter().map(group_version).collect::<Vec<_>>(),
+        "preferredVersion": versions.first().map(group_version),
     })
 }
 

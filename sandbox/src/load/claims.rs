@@ -29,10 +29,12 @@ struct Seen {
 }
 
 impl Seen {
+    /// Counts the claims in this phase that the informers have seen.
     fn claims(&self, phase: &str) -> usize {
         self.claims.list().iter().filter(|claim| claim.status.phase == *phase).count()
     }
 
+    /// Counts the volumes in this phase that the informers have seen.
     fn volumes(&self, phase: &str) -> usize {
         self.volumes.list().iter().filter(|volume| volume.status.phase == *phase).count()
     }

@@ -87,6 +87,7 @@ impl ManagerProcess {
         }
     }
 
+    /// Checks that the kernel has not killed a process of the manager at the limit of its group.
     fn check_memory(&self) -> std::result::Result<(), OutOfMemory> {
         match self.process.group_counts().filter(|counts| counts.kills > 0) {
             None => Ok(()),

@@ -308,6 +308,7 @@ impl Run {
         manager.end(&self.clock).await
     }
 
+    /// Reads the counters at the start of a phase. `manager`: `None` before it is started.
     fn start_mark(&self, manager: Option<&ManagerProcess>) -> Result<Mark> {
         let process = manager.map(|manager| &manager.process);
         Ok(Mark::new(self.clock.monotonic(), process, self.server.traffic())?)
@@ -325,6 +326,7 @@ impl Run {
         Ok(())
     }
 
+    /// Computes the row of a phase, without the times of queues.
     fn figures(&self, phase: &str, manager: &ManagerProcess, since: Mark) -> Result<Row> {
         let (now, traffic) = (self.clock.monotonic(), self.server.traffic());
         Ok(since.row(phase, now, &manager.process, traffic)?)

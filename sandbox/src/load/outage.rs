@@ -264,18 +264,21 @@ impl Run<'_> {
         rested.ok_or_else(|| "stopped".into())
     }
 
+    /// Reads the counters at the start of a phase.
     fn start_mark(&self, manager: &ManagerProcess) -> Result<Mark> {
         let (at, process) = (self.clock.monotonic(), &manager.process);
         Ok(Mark::new(at, Some(process), self.requests())?)
     }
 
+    /// Adds the row of a phase that began at `mark` to the report.
     fn add_row(&mut self, phase: &str, manager: &ManagerProcess, mark: Mark) -> Result<()> {
         let now = self.clock.monotonic();
         self.report.rows.push(mark.row(phase, now, &manager.process, self.requests())?);
         Ok(())
     }
 
-    /// Waits until what is observed is as wanted; fails when the manager ends, or patience does.
+    /// Waits until `done` returns true for what is observed. Fails when the manager ends, or after
+    /// the patience.
     async fn wait_until(
         &self,
         manager: &mut ManagerProcess,
@@ -296,8 +299,8 @@ impl Run<'_> {
         }
     }
 
-    /// Counts the nodes that are tainted and the pods that are evicted or not ready, those that
-    /// should be and the others.
+    /// Counts the nodes that are tainted, and the pods that are evicted or not ready: those that
+    /// should be, and wrongly the others.
     fn observe(&self) -> Found {
         let mut found =
             Found { deletions: self.sandbox.faults().count("delete", PODS), ..Found::default() };
@@ -336,6 +339,7 @@ fn dies(n: usize) -> bool {
     n.is_multiple_of(DYING)
 }
 
+/// Returns whether a node has the taint that evicts its pods.
 fn evicts(node: &Value) -> bool {
     list(node, "/spec/taints")
         .iter()
@@ -375,8 +379,9 @@ impl Heartbeats {
             }
             let name = objects::node_name(node as usize);
             self.renew(&name);
+            // The status writes of the nodes are spread over the rounds.
             if (round + node).is_multiple_of(rounds) {
-                self.report(&name);
+                self.report_status(&name);
             }
         }
     }
@@ -388,7 +393,8 @@ impl Heartbeats {
         });
     }
 
-    fn report(&self, node: &str) {
+    /// Writes the time of a new heartbeat into the conditions of a node.
+    fn report_status(&self, node: &str) {
         let now = self.clock.now().to_string();
         self.update_stored(NODES, node, |node| {
             let conditions = node["status"]["conditions"].as_array_mut();

@@ -133,10 +133,11 @@ impl Histograms {
     pub fn since(&self, before: &Histograms) -> QueueTimes {
         let waited = Histogram::since_of_all(&self.waited, &before.waited);
         let worked = Histogram::since_of_all(&self.worked, &before.worked);
-        let of = |queues: &BTreeMap<String, Histogram>| {
+        let sum_of = |queues: &BTreeMap<String, Histogram>| {
             queues.values().fold(Histogram::default(), |sum, next| sum.plus(next))
         };
-        let (all_waited, all_worked) = (of(&waited), of(&worked));
+        let (all_waited, all_worked) = (sum_of(&waited), sum_of(&worked));
+        // With fewer syncs, the 99th percentile is that of a single one.
         let busy = waited.iter().filter(|(_, histogram)| histogram.count() >= 100.0);
         let slowest = busy
             .map(|(name, histogram)| (histogram.quantile(0.99), name))

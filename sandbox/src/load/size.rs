@@ -81,6 +81,7 @@ impl FromStr for Size {
 
     fn from_str(text: &str) -> std::result::Result<Size, String> {
         let mut size = DEFAULT;
+        // A load of a Job or DaemonSets alone has no Deployments.
         if !text.contains("deployments") && (text.contains("job=") || text.contains("daemonsets")) {
             size.deployments = 0;
         }
@@ -88,7 +89,7 @@ impl FromStr for Size {
         // The scale comes first, in any place: the others differ from it.
         let (of_scale, others): (Vec<&str>, Vec<&str>) =
             text.split(',').partition(|part| part.starts_with("scale="));
-        read(&of_scale.join(","), [("scale", &mut scale)])?;
+        set_members(&of_scale.join(","), [("scale", &mut scale)])?;
         if !of_scale.is_empty() {
             size = Size::of_cluster(scale);
         }
@@ -104,7 +105,7 @@ impl FromStr for Size {
             ("jobs", &mut size.jobs),
             ("minutes", &mut size.minutes),
         ];
-        read(&others.join(","), parts)?;
+        set_members(&others.join(","), parts)?;
         if !size.is_spread() && size.services + size.jobs > 0 {
             size.namespaces = 1;
         }
@@ -124,13 +125,20 @@ impl FromStr for Nodes {
 
     fn from_str(text: &str) -> std::result::Result<Nodes, String> {
         let mut size = Nodes { nodes: 5000, pods_per_node: 30 };
-        read(text, [("nodes", &mut size.nodes), ("pods-per-node", &mut size.pods_per_node)])?;
+        set_members(
+            text,
+            [("nodes", &mut size.nodes), ("pods-per-node", &mut size.pods_per_node)],
+        )?;
         Ok(size)
     }
 }
 
-/// Sets the members that `text` (`a=1,b=2`) names.
-fn read<const N: usize>(text: &str, mut parts: [(&str, &mut usize); N]) -> Result<(), String> {
+/// Sets the members that `text` names, such as `a=1,b=2`. Errors: a name that is not one of
+/// `parts`, or no number.
+fn set_members<const N: usize>(
+    text: &str,
+    mut parts: [(&str, &mut usize); N],
+) -> Result<(), String> {
     let names = parts.each_ref().map(|(name, _)| format!("{name}=N")).join(", ");
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let set = part.split_once('=').and_then(|(name, number)| {

@@ -186,19 +186,19 @@ impl Run {
     /// filled by a manager without a limit.
     async fn search(&mut self, step: Bytes, stages: &mut Vec<Found>) -> Result<()> {
         self.create_namespace(NAMESPACE).await?;
-        stages.push(self.smallest(Stage::Empty, step).await?);
+        stages.push(self.find_smallest(Stage::Empty, step).await?);
         if self.size.pods() == 0 {
             return Ok(());
         }
-        stages.push(self.smallest(Stage::Pods, step).await?);
+        stages.push(self.find_smallest(Stage::Pods, step).await?);
         self.memory = Memory::Here;
         let mut manager = self.start_manager()?;
         self.first_write(&mut manager).await?;
         self.create_pods(&mut manager).await?;
         self.end(manager).await?;
-        stages.push(self.smallest(Stage::Start, step).await?);
+        stages.push(self.find_smallest(Stage::Start, step).await?);
         if self.size.storm > 0 {
-            stages.push(self.smallest(Stage::Storm, step).await?);
+            stages.push(self.find_smallest(Stage::Storm, step).await?);
         }
         self.memory = Memory::Here;
         self.clear(Stage::Pods).await
@@ -206,14 +206,16 @@ impl Run {
 
     /// Searches the smallest memory limit under which a stage still holds, by bisection from its
     /// peak without a limit down to `step`.
-    async fn smallest(&mut self, stage: Stage, Bytes(step): Bytes) -> Result<Found> {
+    async fn find_smallest(&mut self, stage: Stage, Bytes(step): Bytes) -> Result<Found> {
         let patience = self.patience;
-        let free = self.stage(stage, None, patience).await?;
+        let free = self.run_stage(stage, None, patience).await?;
         let peak = free.counts.peak_bytes;
+        // The highest limit that is too small, and the lowest that holds, with the figures under it
+        // and those without a limit.
         let (mut fails, mut holds) = (0, (peak, free, free));
         while holds.0 - fails > step.max(holds.0 / PART) {
             let limit = fails.midpoint(holds.0);
-            match self.holds(stage, Bytes(limit), free).await? {
+            match self.try_limit(stage, Bytes(limit), free).await? {
                 Some((held, free)) => holds = (limit, held, free),
                 None => fails = limit,
             }
@@ -235,7 +237,7 @@ impl Run {
     /// Runs a stage under a limit. Returns its figures, and those without a limit with which they
     /// were compared; `None` if the limit is too small. A stage that was only slower than `free` is
     /// repeated once, after another run without a limit: the server may be slower than it was.
-    async fn holds(
+    async fn try_limit(
         &mut self,
         stage: Stage,
         limit: Bytes,
@@ -244,11 +246,11 @@ impl Run {
         let patience = self.patience;
         for repeated in [false, true] {
             if repeated {
-                free = self.stage(stage, None, patience).await?;
+                free = self.run_stage(stage, None, patience).await?;
             }
             let allowed = Duration::from_secs_f64(free.seconds * TOLERATED_SLOWDOWN) + TOLERANCE;
             self.patience = patience.min(allowed + TIME_FOR_OTHER_STEPS);
-            let ended = self.stage(stage, Some(limit), allowed).await;
+            let ended = self.run_stage(stage, Some(limit), allowed).await;
             self.patience = patience;
             let error = match ended {
                 Ok(measured) => return Ok(Some((measured, free))),
@@ -267,7 +269,7 @@ impl Run {
     }
 
     /// Runs a stage with a new manager. Errors: [`TooSlow`], or what ended it.
-    async fn stage(
+    async fn run_stage(
         &mut self,
         stage: Stage,
         limit: Option<Bytes>,
@@ -293,7 +295,7 @@ impl Run {
             timeout.await;
             Err(TooSlow(allowed).into())
         };
-        self.work(stage, &mut manager).or(late).await?;
+        self.run_timed_part(stage, &mut manager).or(late).await?;
         let seconds = (self.clock.monotonic() - begun).as_secs_f64();
         manager.wait_until_settled(&QUIET, &self.clock, &self.stop).await?;
         self.check_alive(&mut manager)?;
@@ -309,7 +311,7 @@ impl Run {
     }
 
     /// Runs the part of a stage whose time counts.
-    async fn work(&mut self, stage: Stage, manager: &mut ManagerProcess) -> Result<()> {
+    async fn run_timed_part(&mut self, stage: Stage, manager: &mut ManagerProcess) -> Result<()> {
         match stage {
             Stage::Empty => self.first_write(manager).await,
             Stage::Pods => {

@@ -130,8 +130,10 @@ impl Run {
             &namespace_name((self.size.jobs - 1) % self.size.namespaces),
             &job_name(self.size.jobs - 1),
         );
-        self.seen_until(manager, "the last Job", |seen| seen.jobs.get(&last).is_some()).await?;
-        self.seen_until(manager, "all Jobs have finished", |seen| seen.running_jobs() == 0).await?;
+        self.wait_until_seen(manager, "the last Job", |seen| seen.jobs.get(&last).is_some())
+            .await?;
+        self.wait_until_seen(manager, "all Jobs have finished", |seen| seen.running_jobs() == 0)
+            .await?;
         self.add_row("Jobs finished", manager, mark).await
     }
 
@@ -150,16 +152,16 @@ impl Run {
             self.client.delete::<Namespace>(key, Delete::new()).await?;
         }
         let are_gone = |seen: &Seen| keys.iter().all(|key| seen.namespaces.get(key).is_none());
-        self.seen_until(manager, "the namespaces are gone", are_gone).await?;
+        self.wait_until_seen(manager, "the namespaces are gone", are_gone).await?;
         self.add_row(row, manager, mark).await?;
         let mark = self.start_mark(Some(manager))?;
         self.wait_until_settled(manager).await?;
         self.add_row(&format!("settled, {row}"), manager, mark).await
     }
 
-    /// Waits until what is seen is as wanted; fails when the manager ends, or patience does.
-    /// Without a watch it does not wait.
-    async fn seen_until(
+    /// Waits until `done` returns true for what the informers have seen. Fails when the manager
+    /// ends, or after the patience. Without informers it does not wait.
+    async fn wait_until_seen(
         &self,
         manager: &mut ManagerProcess,
         what: &str,
@@ -179,6 +181,7 @@ impl Run {
     }
 }
 
+/// Builds a Service that selects the pods of `app`.
 fn service(name: &str, app: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Service", "metadata": { "name": name },
@@ -193,6 +196,7 @@ fn job_name(n: usize) -> String {
     format!("job-{n}")
 }
 
+/// Builds the Job with this number: one pod that ends by itself, and a time to live.
 fn job(n: usize) -> Value {
     let mut template = template(&job_name(n), n);
     template["metadata"]["annotations"] = json!({ "sandbox/run": SCRIPT });

@@ -32,6 +32,7 @@ impl Run {
         self.add_row("storm: deleted", manager, mark).await
     }
 
+    /// Creates the storm's Deployments, and waits until all their pods are available.
     pub(super) async fn begin_storm(&self, manager: &mut ManagerProcess) -> Result<()> {
         let wanted = self.sum().await?.available + self.size.storm as i64;
         for (n, replicas) in sizes(self.size.storm).enumerate() {

@@ -12,7 +12,7 @@ use kube_controller_manager::objects::{DaemonSet, Job, ObjectKey, Resource, Reso
 const RUN: &str = "sleep 20; exit 0";
 
 impl Run {
-    /// Measures a Job whose pods all run at once, until it is complete.
+    /// Builds a Job whose pods all run at the same time, each until it ends by itself.
     pub(super) async fn job(&mut self, manager: &mut ManagerProcess, pods: usize) -> Result<()> {
         self.phase("Job");
         let mark = self.start_mark(Some(manager))?;
@@ -21,11 +21,11 @@ impl Run {
             let count = |field: &str| job["status"][field].as_u64().unwrap_or(0);
             (count("active") + count("succeeded")) as usize >= pods
         };
-        self.reached(manager, &Job::RESOURCE, "job", exist).await?;
+        self.wait_for_object(manager, &Job::RESOURCE, "job", exist).await?;
         let existing = self.start_mark(Some(manager))?;
         self.add_row("pods of the Job exist", manager, mark).await?;
         let complete = |job: &Value| job["status"]["completionTime"].is_string();
-        self.reached(manager, &Job::RESOURCE, "job", complete).await?;
+        self.wait_for_object(manager, &Job::RESOURCE, "job", complete).await?;
         self.add_row("Job complete", manager, existing).await?;
         let mark = self.start_mark(Some(manager))?;
         self.wait_until_settled(manager).await?;
@@ -51,21 +51,22 @@ impl Run {
             self.phase("DaemonSet");
             let mark = self.start_mark(Some(manager))?;
             self.create(&DaemonSet::RESOURCE, NAMESPACE, &daemon_set(&name)).await?;
-            self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
+            self.wait_for_object(manager, &DaemonSet::RESOURCE, &name, available).await?;
             self.add_row("DaemonSet available", manager, mark).await?;
             let mark = self.start_mark(Some(manager))?;
             let annotations = json!({ "annotations": { "version": "2" } });
             let change = json!({ "spec": { "template": { "metadata": annotations } } });
             let key = ObjectKey::new(NAMESPACE, &name);
             self.client.patch::<DaemonSet>(&key, &Patch::Merge(change)).await?;
-            self.reached(manager, &DaemonSet::RESOURCE, &name, available).await?;
+            self.wait_for_object(manager, &DaemonSet::RESOURCE, &name, available).await?;
             self.add_row("DaemonSet rolled out", manager, mark).await?;
         }
         Ok(())
     }
 
-    /// Waits until the object is as `done` wants it.
-    async fn reached(
+    /// Waits until `done` returns true for the object. Fails when the manager ends, or after the
+    /// patience.
+    async fn wait_for_object(
         &self,
         manager: &mut ManagerProcess,
         resource: &ResourceType,
