@@ -308,6 +308,7 @@ impl Run {
     }
 }
 
+/// Returns the delay before the next start of a container that has restarted this often.
 fn backoff(restarts: u32) -> Duration {
     match restarts {
         0 => Duration::ZERO,
@@ -326,6 +327,7 @@ impl Rules<'_> {
         own().or_else(of_index).or_else(|| self.annotations.get(name))
     }
 
+    /// Returns whether a probe of a container passes: unless its annotation is `false`.
     fn holds(&self, probe: &str, container: &Container) -> bool {
         self.annotation(probe, &container.name) != Some("false")
     }

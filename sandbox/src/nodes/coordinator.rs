@@ -170,15 +170,18 @@ impl Candidate {
         self.spec.renew_time.is_some_and(|renewed| now < renewed + CANDIDATE_VALID)
     }
 
+    /// Returns whether the candidate has renewed its candidacy in time for this election.
     fn has_answered(&self, now: Timestamp) -> bool {
         self.spec.renew_time.is_some_and(|renewed| now < renewed + ELECTION)
     }
 
+    /// Returns whether the candidate has been pinged, and has not answered since.
     fn is_asked(&self) -> bool {
         self.spec.ping_time > self.spec.renew_time
     }
 
-    /// Orders candidates: the better one first.
+    /// Orders candidates, the better one first: that of the lowest emulation version, then of the
+    /// lowest binary version, then the oldest. Upstream: the strategy `OldestEmulationVersion`.
     fn order(&self, other: &Candidate) -> Ordering {
         let versions = |c: &Candidate| {
             let numbers = |text: &str| -> Vec<u64> {

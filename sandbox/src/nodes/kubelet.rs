@@ -151,6 +151,7 @@ impl BoundPod {
         self.spec.volumes.iter().filter_map(|volume| {
             match (&volume.persistent_volume_claim, &volume.ephemeral) {
                 (Some(claim), _) => Some(claim.claim_name.clone()),
+                // The claim of an ephemeral volume is named after the pod and the volume.
                 (None, Some(_)) => Some(format!("{}-{}", self.meta.name, volume.name).into()),
                 (None, None) => None,
             }
@@ -289,6 +290,7 @@ impl Kubelet {
         }
     }
 
+    /// Deletes a pod whose containers have ended.
     async fn remove(&self, pod: &BoundPod, key: &ObjectKey) -> SyncResult {
         let delete = Delete::new().grace_period(0).uid(pod.meta.uid.clone());
         self.client.delete::<Pod>(key, delete).await?;
@@ -296,6 +298,7 @@ impl Kubelet {
         Ok(Next::Done)
     }
 
+    /// Reports that a pod has been accepted; its containers start after a delay.
     async fn start(&self, pod: &BoundPod, key: &ObjectKey, now: Timestamp) -> SyncResult {
         let status = json!({ "startTime": now, "phase": "Pending", "hostIP": "192.0.2.1" });
         self.patch_status(pod, key, status).await?;
@@ -393,7 +396,8 @@ impl Kubelet {
         pods.patch::<Value>(key, &patch).await.map(drop)
     }
 
-    /// Keeps every node alive whose number has this remainder.
+    /// Sends heartbeats for the nodes of one lane until the stop: for those whose number has this
+    /// remainder of `LANES`. Dead nodes are left out.
     async fn keep_alive(self: Arc<Self>, lane: usize, stop: StopToken) {
         loop {
             for index in (lane..self.options.count).step_by(LANES) {

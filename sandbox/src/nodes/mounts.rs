@@ -101,7 +101,7 @@ impl Mounts {
         let mut names = BTreeSet::new();
         for pod in self.pods.list().iter().filter(|pod| *pod.node() == *node && !pod.has_ended()) {
             for claim in pod.claims() {
-                names.extend(self.name(&ObjectKey::new(pod.namespace(), &claim)));
+                names.extend(self.volume_name(&ObjectKey::new(pod.namespace(), &claim)));
             }
         }
         names
@@ -109,7 +109,7 @@ impl Mounts {
 
     /// Returns the unique name of a claim's volume; `None`: the claim has none, or one that is
     /// neither of CSI nor Flex.
-    fn name(&self, claim: &ObjectKey) -> Option<String> {
+    fn volume_name(&self, claim: &ObjectKey) -> Option<String> {
         let claim = self.claims.get(claim)?;
         let volume = self.volumes.get(&ObjectKey::cluster(&claim.spec.volume_name))?;
         match &**volume.spec.source.as_ref()? {

@@ -158,6 +158,7 @@ impl Amounts {
         self.cpu <= free.cpu && self.memory <= free.memory && self.pods <= free.pods
     }
 
+    /// Subtracts these amounts; with the sign -1 adds them.
     fn take(&mut self, used: Amounts, sign: i64) {
         self.cpu -= sign * used.cpu;
         self.memory -= sign * used.memory;
@@ -171,6 +172,7 @@ fn allows(node: &Node, pod: &Unscheduled) -> bool {
     let (name, labels) = (&*node.meta.name, &node.meta.labels);
     let required = &affinity.node_affinity.required;
     let kept_off = |taints: &[Taint]| {
+        // `true`: the operators `Lt` and `Gt` of tolerations are known.
         untolerated(taints, &[NO_SCHEDULE, NO_EXECUTE], tolerations, true).is_some()
     };
     let cordon = || Taint {
@@ -222,7 +224,8 @@ impl Ledger {
         self.placed.insert(key, (node.clone(), amounts));
     }
 
-    /// Changes the amounts that are used on a node.
+    /// Changes the amounts that are used on a node by those of a pod: the sign -1 adds them, 1
+    /// takes them away.
     fn take(&mut self, node: &Istr, amounts: Amounts, sign: i64) {
         let used = self.used.entry(node.clone()).or_default();
         let before = used.pods;
@@ -255,6 +258,7 @@ impl Ledger {
         }
     }
 
+    /// Returns the amounts of a node that no pod takes.
     fn free(&self, node: &Node) -> Amounts {
         let mut free = Amounts::of_node(node);
         free.take(self.used.get(&*node.meta.name).copied().unwrap_or_default(), 1);
@@ -346,6 +350,7 @@ pub fn scheduler(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use
 
 const PODS: ResourceType = Pod::RESOURCE;
 
+/// Returns whether a pod waits to be scheduled by this scheduler.
 fn waits(pod: &Unscheduled) -> bool {
     pod.spec.node_name.is_empty()
         && !pod.meta.is_being_deleted()
@@ -379,6 +384,7 @@ impl Scheduler {
         }
     }
 
+    /// Queues all pods that wait.
     fn wake_waiting(&self) {
         for key in &self.ledger.lock().waiting {
             self.keys.add(key.clone());
@@ -421,7 +427,7 @@ impl Scheduler {
             ledger.waiting.insert(key.clone());
         }
         let node = |name: &Istr| self.nodes.get(&ObjectKey::cluster(name));
-        let claims = self.volumes.of(&key.namespace, claims_of(&pod));
+        let claims = self.volumes.check_claims(&key.namespace, claims_of(&pod));
         if let Claims::Missing(why) = &claims {
             let message = format!("0/{} nodes are available: {why}.", self.nodes.len());
             return self.report_unschedulable(&pod, &key, message).await;
@@ -434,7 +440,7 @@ impl Scheduler {
             };
             self.ledger.lock().asked.insert(key.clone());
             for claim in &claims {
-                match self.volumes.choose(&self.client, claim, &node).await {
+                match self.volumes.reserve_or_request(&self.client, claim, &node).await {
                     Err(error) if error.is_not_found() || error.is_conflict() => {}
                     chosen => chosen?,
                 }

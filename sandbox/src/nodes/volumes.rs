@@ -57,9 +57,9 @@ pub struct Volumes {
 }
 
 impl Volumes {
-    /// Returns whether these claims of a pod permit a node. Claims of a class that waits for a
-    /// consumer are no hindrance.
-    pub fn of(&self, namespace: &str, claims: impl Iterator<Item = String>) -> Claims {
+    /// Checks whether these claims of a pod permit to bind it: returns what is missing, or the
+    /// claims that wait for a node to be chosen.
+    pub fn check_claims(&self, namespace: &str, claims: impl Iterator<Item = String>) -> Claims {
         let mut delayed = Vec::new();
         for name in claims {
             let key = ObjectKey::new(namespace, &name);
@@ -83,8 +83,15 @@ impl Volumes {
         if delayed.is_empty() { Claims::Ready } else { Claims::Delayed(delayed) }
     }
 
-    /// Reserves a volume for the claim, or asks for one on `node`.
-    pub async fn choose(&self, client: &Client, key: &ObjectKey, node: &str) -> client::Result<()> {
+    /// Reserves the smallest free volume that suits the claim. Without one, asks the provisioner
+    /// for a volume on `node`, by an annotation of the claim. Does nothing if the claim has a
+    /// volume or a node.
+    pub async fn reserve_or_request(
+        &self,
+        client: &Client,
+        key: &ObjectKey,
+        node: &str,
+    ) -> client::Result<()> {
         let Some(claim) = self.claims.get(key) else { return Ok(()) };
         let class = self.classes.get(&ObjectKey::cluster(claim.storage_class()));
         if has_node(&claim) || !claim.spec.volume_name.is_empty() {

@@ -96,8 +96,8 @@ impl Worker {
         }));
     }
 
-    /// Adds the keys of the objects that `matters` picks, whenever they are seen.
-    pub fn wake<T: Object>(
+    /// Queues the keys of the objects for which `matters` returns true, whenever they are seen.
+    pub fn queue_matching<T: Object>(
         &mut self,
         informer: &SharedIndexInformer<T>,
         matters: impl Fn(&T) -> bool + Send + 'static,
@@ -140,7 +140,7 @@ impl Worker {
                 while let Some(key) = queue.get().await {
                     if !stop.is_stopped() {
                         let result = sync(key.clone()).await;
-                        settle(name, &queue, &key, result);
+                        finish_sync(name, &queue, &key, result);
                     }
                     queue.done(&key);
                 }
@@ -152,8 +152,14 @@ impl Worker {
     }
 }
 
-/// Queues a key again as its sync's result says: after a delay, or with backoff after an error.
-fn settle(name: &str, queue: &RateLimitingQueue<ObjectKey>, key: &ObjectKey, result: SyncResult) {
+/// Queues a key again if the result of its sync says so: after a delay, or with backoff after an
+/// error.
+fn finish_sync(
+    name: &str,
+    queue: &RateLimitingQueue<ObjectKey>,
+    key: &ObjectKey,
+    result: SyncResult,
+) {
     match result {
         Ok(next) => {
             queue.forget(key);

@@ -50,8 +50,8 @@ pub fn provisioner(
     let volumes = factory.informer::<PersistentVolume>();
     let classes = factory.informer::<StorageClass>();
     let mut worker = Worker::new(NAME, &clock);
-    worker.wake(&claims, must_be_provisioned);
-    worker.wake(&volumes, must_be_deleted);
+    worker.queue_matching(&claims, must_be_provisioned);
+    worker.queue_matching(&volumes, must_be_deleted);
     worker.read(&classes);
     let this = Arc::new(Provisioner {
         client,
@@ -104,14 +104,14 @@ impl Provisioner {
                 None => Ok(Next::Done),
             },
             false => match self.claims.get(&key).filter(|claim| must_be_provisioned(claim)) {
-                Some(claim) => routine(self.make(&claim).await),
+                Some(claim) => routine(self.provision(&claim).await),
                 None => Ok(Next::Done),
             },
         }
     }
 
     /// Provisions the volume of a claim as a CSI provisioner does, or fails as its annotation asks.
-    async fn make(&self, claim: &PersistentVolumeClaim) -> SyncResult {
+    async fn provision(&self, claim: &PersistentVolumeClaim) -> SyncResult {
         let key = ObjectKey::cluster(claim.storage_class());
         let Some(class) = self.classes.get(&key) else { return Ok(Next::After(RETRY_DELAY)) };
         let delayed = class.volume_binding_mode == "WaitForFirstConsumer";

@@ -36,7 +36,7 @@ pub fn resizer(stand_in: StandIn<'_>) -> impl Future<Output = ()> + Send + use<>
     let claims = factory.informer::<PersistentVolumeClaim>();
     let volumes = factory.informer::<PersistentVolume>();
     let mut worker = Worker::new(NAME, &clock);
-    worker.wake(&claims, grows);
+    worker.queue_matching(&claims, grows);
     worker.read(&volumes);
     let (claims, volumes) = (claims.lister(), volumes.lister());
     let this = Resizer { client, clock, events: Events(recorder), claims, volumes };
@@ -75,7 +75,7 @@ impl Resizer {
     async fn resize(&self, claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> SyncResult {
         let (key, size) = (claim.meta.key(), claim.spec.storage);
         let name = &volume.meta.name;
-        self.status(
+        self.patch_status(
             &key,
             json!({
                 "allocatedResources": { "storage": size },
@@ -100,7 +100,7 @@ impl Resizer {
         let grown = json!({ "spec": { "capacity": { "storage": size } } });
         let grown = Patch::StrategicMerge(grown);
         self.client.patch::<PersistentVolume>(&volume.meta.key(), &grown).await?;
-        self.status(
+        self.patch_status(
             &key,
             json!({
                 "capacity": { "storage": size },
@@ -114,7 +114,8 @@ impl Resizer {
         Ok(Next::Done)
     }
 
-    async fn status(
+    /// Patches the status of a claim.
+    async fn patch_status(
         &self,
         key: &ObjectKey,
         status: Value,
