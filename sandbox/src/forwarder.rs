@@ -94,7 +94,7 @@ impl Forwarder {
     ) -> Response {
         let path = ResourcePath::parse(&request.path);
         let verb = verb(&request.method, path.as_ref(), &Query::parse(&request.query));
-        let resource_name = path.map_or_else(|| request.path.clone(), |path| path.named());
+        let resource_name = path.map_or_else(|| request.path.clone(), |path| path.full_name());
         let (clears, epoch) = (faults.clears(), faults.epoch());
         let fault = faults.take_fault(verb, &resource_name);
         if let Some(answer) = faults.before(fault.as_ref(), clears, clock).await {

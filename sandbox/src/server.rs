@@ -135,7 +135,8 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
-    /// Starts serving; `DIR/kubeconfig` is written when this returns.
+    /// Starts the API server: makes its certificates, creates the first objects and writes the
+    /// files of its clients. `DIR/kubeconfig` is written when this returns.
     pub async fn start(options: SandboxOptions) -> Result<Sandbox, SandboxError> {
         let SandboxOptions {
             dir,

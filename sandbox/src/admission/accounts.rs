@@ -26,6 +26,7 @@ const MIRROR: &str = "/metadata/annotations/kubernetes.io~1config.mirror";
 const POLLS: usize = 9;
 const POLL_PERIOD: Duration = Duration::from_millis(150);
 
+/// Returns the name of the service account that a pod uses.
 fn account_name(pod: &Value) -> &str {
     match text(pod, "/spec/serviceAccountName") {
         "" => DEFAULT,

@@ -46,6 +46,7 @@ impl<'a> Evaluator<'a> {
         Evaluator { kind, object, measured }
     }
 
+    /// Returns the name by which quotas limit the number of objects, such as `count/pods`.
     fn count_name(&self) -> String {
         format!("count/{}", self.kind.resource)
     }
@@ -138,6 +139,7 @@ pub fn amounts(map: &Value) -> ResourceList {
     entries.filter_map(|(name, value)| Some((name.clone(), amount(value)?))).collect()
 }
 
+/// Returns whether a pod as a whole can request this resource.
 fn is_pod_level(name: &str) -> bool {
     matches!(name, "cpu" | "memory") || name.starts_with("hugepages-")
 }

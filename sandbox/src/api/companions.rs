@@ -22,6 +22,7 @@ fn is_service(kind: &Kind) -> bool {
     kind.resource.group.is_empty() && kind.resource.plural == "services"
 }
 
+/// Returns the cluster IPs of a service; a headless one has none.
 fn addresses(service: Option<&Value>) -> Vec<&str> {
     let all = service.map_or(&[][..], |service| list(service, "/spec/clusterIPs"));
     all.iter().filter_map(Value::as_str).filter(|address| *address != "None").collect()

@@ -51,7 +51,7 @@ impl Api {
     /// `proxy` and others), else `None`.
     fn connected(&self, path: &str) -> Option<ResourcePath> {
         // The path of a proxy continues after the subresource.
-        let with_rest = || ResourcePath::asked(path).filter(|at| at.subresource == "proxy");
+        let with_rest = || ResourcePath::parse_prefix(path).filter(|at| at.subresource == "proxy");
         let at = ResourcePath::parse(path).or_else(with_rest)?;
         let kind = self.registry.find(&at.group, &at.version, &at.resource)?;
         let sub = has(&kind, &at.subresource)?;

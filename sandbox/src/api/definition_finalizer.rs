@@ -19,7 +19,8 @@ const DEFINITIONS: &str = "customresourcedefinitions";
 const GROUP: &str = "apiextensions.k8s.io";
 const FINALIZER: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-fn terminating(definition: &mut Value, now: &str, status: &str, reason: &str, message: &str) {
+/// Sets the condition `Terminating` of a definition.
+fn set_terminating(definition: &mut Value, now: &str, status: &str, reason: &str, message: &str) {
     let condition = json!({
         "type": "Terminating", "status": status, "reason": reason, "message": message,
     });
@@ -37,7 +38,7 @@ pub fn marked_for_deletion(definition: &Value, now: &str) -> Value {
     marked["metadata"]["finalizers"] = finalizers.into();
     let message =
         "CustomResourceDefinition marked for deletion; CustomResource deletion will begin soon";
-    terminating(&mut marked, now, "True", "InstanceDeletionPending", message);
+    set_terminating(&mut marked, now, "True", "InstanceDeletionPending", message);
     marked
 }
 
@@ -70,7 +71,7 @@ impl Api {
         }
         self.change_definition(name, &|definition, now| {
             let message = "CustomResource deletion is in progress";
-            terminating(definition, now, "True", "InstanceDeletionInProgress", message);
+            set_terminating(definition, now, "True", "InstanceDeletionInProgress", message);
         })?;
         let kinds = self.registry.all();
         let kind = kinds.iter().find(|kind| kind.resource.to_string() == name);
@@ -97,7 +98,7 @@ impl Api {
             return Ok(());
         }
         let released = self.change_definition(name, &|definition, now| {
-            terminating(
+            set_terminating(
                 definition,
                 now,
                 "False",

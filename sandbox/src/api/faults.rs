@@ -237,6 +237,7 @@ impl Faults {
         });
     }
 
+    /// Accepts connections again after [`Self::cut_all`].
     pub fn come_back(&self) {
         self.change(|state| state.away = false);
     }

@@ -79,7 +79,7 @@ pub struct Api {
 /// Returns the access that a request needs, for the authorizer: a verb with a resource, or with a
 /// path outside the resources. Upstream: `RequestInfoFactory.NewRequestInfo`.
 fn access(method: &Method, path: &str, query: &Query) -> Access {
-    let Some(at) = ResourcePath::asked(path) else {
+    let Some(at) = ResourcePath::parse_prefix(path) else {
         let verb = method.as_str().to_ascii_lowercase();
         return Access { verb, path: decode(path), ..Access::default() };
     };
@@ -88,7 +88,7 @@ fn access(method: &Method, path: &str, query: &Query) -> Access {
         "other" => "",
         verb => verb,
     };
-    let resource = at.named();
+    let resource = at.full_name();
     // A namespace belongs to itself.
     let namespaces = at.resource == "namespaces" && at.namespace.is_empty();
     let namespace = if namespaces { &at.name } else { &at.namespace };
@@ -139,7 +139,7 @@ impl Api {
         let mut query = Query::parse(&encoded);
         let resource = ResourcePath::parse(&path);
         let verb = verb(&method, resource.as_ref(), &query);
-        let resource_name = resource.as_ref().map_or_else(|| path.clone(), ResourcePath::named);
+        let resource_name = resource.as_ref().map_or_else(|| path.clone(), ResourcePath::full_name);
         // Read before the fault is taken: a clear that follows must release this request too.
         let clears = self.faults.clears();
         let fault = self.faults.take_fault(verb, &resource_name);

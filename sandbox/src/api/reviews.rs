@@ -134,6 +134,7 @@ impl Api {
         Ok(self.access(&subject, review))
     }
 
+    /// Returns the status of a SelfSubjectAccessReview: whether the caller has this access.
     fn own_access_review(&self, user: &User, _: &str, review: &Value) -> ApiResult<Value> {
         refuse(&faults(review, false))?;
         Ok(self.access(user, review))

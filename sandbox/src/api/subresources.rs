@@ -68,6 +68,7 @@ impl Api {
         }
     }
 
+    /// Returns the stored object that a call names. Errors: 404.
     fn stored(&self, call: &Call) -> ApiResult<Arc<Stored>> {
         self.store
             .get(&call.table(), &call.key(&call.name))
@@ -247,7 +248,7 @@ impl Api {
             set_condition(&mut new, &now, condition);
             Ok(new)
         })?;
-        Ok(json_response(201, &done()))
+        Ok(json_response(201, &success_status()))
     }
 
     /// Deletes a pod for an Eviction. A running pod first takes one disruption from its budget and
@@ -282,7 +283,7 @@ impl Api {
             })?;
         }
         self.delete_object(call, &options)?;
-        Ok(json_response(201, &done()))
+        Ok(json_response(201, &success_status()))
     }
 
     /// Takes one allowed disruption from the budget that covers the pod. Errors: 429.
@@ -448,7 +449,8 @@ impl Api {
     }
 }
 
-fn done() -> Value {
+/// Builds the `Status` of an eviction or binding that has been carried out.
+fn success_status() -> Value {
     json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201 })
 }
 
@@ -460,6 +462,7 @@ fn is_ready(pod: &Value) -> bool {
         .any(|found| found["type"] == "Ready" && found["status"] == "True")
 }
 
+/// Builds the error 429 of an eviction that the pod's budget refuses for now.
 fn too_many(why: &str, retry_after: Option<u64>) -> ApiError {
     let message = "Cannot evict pod as it would violate the pod's disruption budget.";
     let mut error = ApiError::new(429, "TooManyRequests", message);

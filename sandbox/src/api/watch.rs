@@ -288,6 +288,7 @@ impl Watch {
         self.notice(chunk, "BOOKMARK", &object);
     }
 
+    /// Appends the event of an expired watch to the chunk, and ends the watch.
     fn end_expired(&mut self, chunk: &mut Vec<u8>, version: u64, oldest: u64) {
         let why = format!("too old resource version: {version} ({oldest})");
         let status = failures::expired(why).to_json();

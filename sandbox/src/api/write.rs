@@ -309,7 +309,7 @@ impl Api {
                 let shown = (view.read)(old);
                 let patched =
                     patch::apply(&call.kind, &payload.content_type, &shown, &payload.bytes)?;
-                Ok(to_stored(call.patched(payload, patched)?, old))
+                Ok(to_stored(call.check_patched(payload, patched)?, old))
             })?,
         };
         Ok(self.one(if verb == "create" { 201 } else { 200 }, call, &stored))
@@ -382,7 +382,7 @@ impl Api {
         }
         self.modify(call, part, &|old| {
             let patched = patch::apply(&call.kind, &payload.content_type, old, &payload.bytes)?;
-            call.patched(payload, patched)
+            call.check_patched(payload, patched)
         })
     }
 

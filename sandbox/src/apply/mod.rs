@@ -62,6 +62,8 @@ impl Managed {
         entry
     }
 
+    /// Returns whether this is the entry of a writer and operation. An update has an entry for each
+    /// API version.
     fn is(&self, writer: &Writer<'_>, operation: &str, api_version: &str) -> bool {
         self.manager == writer.manager
             && self.operation == operation

@@ -58,6 +58,7 @@ impl Auth {
         self.keep(token, Token { user, audiences, expires })
     }
 
+    /// Registers a token and what it stands for, and returns the token.
     fn keep(&self, token: String, entry: Token) -> String {
         self.tokens.lock().insert(token.clone(), entry);
         token

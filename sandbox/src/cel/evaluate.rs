@@ -62,6 +62,7 @@ struct Walk<'a> {
 const NO_OVERLOAD: &str = "no such overload";
 
 impl Walk<'_> {
+    /// Counts the steps of an evaluation; fails when there are too many.
     fn charge(&self, steps: u64) -> Result<()> {
         self.steps.set(self.steps.get() + steps);
         if self.steps.get() > MAX_STEPS { Err(COST_LIMIT.to_owned()) } else { Ok(()) }

@@ -42,6 +42,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     })
 }
 
+/// Compares two quantities or two versions; `None` for other values.
 fn order(a: &Value, b: &Value) -> Option<Result<Ordering>> {
     match (a, b) {
         (Value::Quantity(a), Value::Quantity(b)) => Some(Ok(a.compare(*b))),

@@ -94,6 +94,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
     })
 }
 
+/// Formats the error for a key that a map has already.
 fn repeated(key: &Key) -> String {
     format!("insert failed: key {} already exists", key.value().text().unwrap_or_default())
 }

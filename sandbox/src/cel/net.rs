@@ -59,6 +59,7 @@ fn masked(ip: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
+/// Returns whether a network contains an address.
 fn holds(of: (IpAddr, u8), ip: IpAddr) -> bool {
     of.0.is_ipv4() == ip.is_ipv4() && masked(of.0, of.1) == masked(ip, of.1)
 }

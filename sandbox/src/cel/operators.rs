@@ -55,6 +55,7 @@ pub fn binary(function: &str, a: &Value, b: &Value) -> Option<Result<Value>> {
     })
 }
 
+/// Evaluates an operator of order; comparisons with NaN are false.
 fn ordered(a: &Value, b: &Value, holds: fn(Ordering) -> bool) -> Result<Value> {
     match (a, b) {
         (Value::Double(x), _) | (_, Value::Double(x)) if x.is_nan() => Ok(false.into()),
@@ -179,7 +180,7 @@ pub fn unary(function: &str, of: &Value) -> Option<Result<Value>> {
             Value::String(text) => match &**text {
                 "1" | "t" | "true" | "TRUE" | "True" => Ok(true.into()),
                 "0" | "f" | "false" | "FALSE" | "False" => Ok(false.into()),
-                _ => conversion(of, "bool"),
+                _ => conversion_error(of, "bool"),
             },
             _ => no_overload(),
         },
@@ -190,7 +191,7 @@ pub fn unary(function: &str, of: &Value) -> Option<Result<Value>> {
             Value::Int(value) => Ok(Value::Double(*value as f64)),
             Value::Uint(value) => Ok(Value::Double(*value as f64)),
             Value::String(text) => {
-                text.parse().map(Value::Double).or_else(|_| conversion(of, "double"))
+                text.parse().map(Value::Double).or_else(|_| conversion_error(of, "double"))
             }
             _ => no_overload(),
         },
@@ -208,7 +209,8 @@ pub fn unary(function: &str, of: &Value) -> Option<Result<Value>> {
     })
 }
 
-fn conversion<T>(of: &Value, to: &str) -> Result<T> {
+/// Fails with the error for a value that cannot be converted to the type `to`.
+fn conversion_error<T>(of: &Value, to: &str) -> Result<T> {
     let text = of.text().unwrap_or_default();
     Err(format!("type conversion error from {text:?} to '{to}'"))
 }
@@ -224,7 +226,9 @@ fn to_int(of: &Value) -> Result<Value> {
             Ok(Value::Int(*value as i64))
         }
         Value::Double(_) => Err(OVERFLOW.to_owned()),
-        Value::String(text) => text.parse().map(Value::Int).or_else(|_| conversion(of, "int")),
+        Value::String(text) => {
+            text.parse().map(Value::Int).or_else(|_| conversion_error(of, "int"))
+        }
         Value::Timestamp(time) => Ok(Value::Int(time.as_second())),
         Value::Duration(duration) => {
             i64::try_from(duration.as_nanos()).map(Value::Int).map_err(|_| OVERFLOW.to_owned())
@@ -244,7 +248,9 @@ fn to_uint(of: &Value) -> Result<Value> {
             Ok(Value::Uint(*value as u64))
         }
         Value::Double(_) => Err(UNSIGNED_OVERFLOW.to_owned()),
-        Value::String(text) => text.parse().map(Value::Uint).or_else(|_| conversion(of, "uint")),
+        Value::String(text) => {
+            text.parse().map(Value::Uint).or_else(|_| conversion_error(of, "uint"))
+        }
         _ => no_overload(),
     }
 }

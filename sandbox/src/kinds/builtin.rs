@@ -72,6 +72,7 @@ impl Kind {
         self
     }
 
+    /// Adds the subresource `scale` with the usual paths of the replicas.
     fn scale(self, selector: Option<&str>) -> Kind {
         self.sub([Subresource::Scale {
             replicas: ".spec.replicas".to_owned(),
@@ -107,6 +108,7 @@ impl Kind {
         self
     }
 
+    /// Validates new objects and updates by these rules.
     pub(super) fn rules(mut self, rules: Rules) -> Kind {
         self.validate_create = Box::new(move |object| rules.check_new(object));
         self.validate_update = Box::new(move |new, old| rules.check_change(new, old));

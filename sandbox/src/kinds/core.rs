@@ -411,7 +411,8 @@ pub fn default_claim(claim: &mut Value) {
     canonicalize(claim.pointer_mut("/status/capacity"));
 }
 
-pub fn pending(object: &mut Value) {
+/// Sets the phase of a new object to `Pending`.
+pub fn set_pending(object: &mut Value) {
     set(object, "status", json!({ "phase": "Pending" }));
 }
 
@@ -427,7 +428,7 @@ fn add_finalizer(value: &mut Value, finalizer: &str) {
 }
 
 pub fn prepare_claim(claim: &mut Value) {
-    pending(claim);
+    set_pending(claim);
     add_finalizer(claim, "kubernetes.io/pvc-protection");
 }
 
@@ -482,7 +483,7 @@ pub fn default_volume(volume: &mut Value) {
 }
 
 pub fn prepare_volume(volume: &mut Value) {
-    pending(volume);
+    set_pending(volume);
     if let Some(created) = volume.pointer("/metadata/creationTimestamp").cloned() {
         set(object(volume, "status"), "lastPhaseTransitionTime", created);
     }

@@ -8,6 +8,7 @@ use super::metadata::{self, dns1123_label_fault};
 use super::quantity;
 use crate::status::Cause;
 
+/// Adds a fault for a port number out of range.
 fn port(field: &str, value: Option<&Value>, faults: &mut Vec<Cause>) {
     if let Some(value) = value
         && !value.as_i64().is_some_and(|port| (1..=65_535).contains(&port))
@@ -16,6 +17,7 @@ fn port(field: &str, value: Option<&Value>, faults: &mut Vec<Cause>) {
     }
 }
 
+/// Adds a fault for a name that is absent or no DNS label.
 fn dns_name(field: &str, name: &str, faults: &mut Vec<Cause>) {
     if name.is_empty() {
         faults.push(required(field, ""));
@@ -162,6 +164,7 @@ pub fn template(template: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
+/// Checks a pod: its metadata and spec.
 pub fn check(pod: &Value) -> Vec<Cause> {
     let mut faults = metadata::check(pod, metadata::NameRule::Subdomain);
     faults.extend(spec(pod.get("spec").unwrap_or(&Value::Null), "spec"));

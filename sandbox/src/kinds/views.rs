@@ -53,6 +53,7 @@ fn read_event(stored: &Value) -> Value {
     event
 }
 
+/// Converts an Event of `events.k8s.io` to the core Event that is stored.
 fn write_event(mut event: Value) -> Value {
     for (core, own) in EVENT_NAMES {
         rename(&mut event, own, core);

@@ -46,10 +46,12 @@ pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) ->
     }
 }
 
+/// Builds the error 415 for a patch of this media type.
 fn unsupported(kind: &Kind, media_type: &str) -> ApiError {
     let strategic = if kind.is_custom() { String::new() } else { format!(", {STRATEGIC}") };
     let accepted = format!("accepted media types include: {JSON}, {MERGE}{strategic}, {APPLY}");
     let message = match media_type {
+        // Only views and the subresource `scale` pass an apply to this module.
         APPLY => format!("server-side apply does not work in this version of {}", kind.resource),
         _ => format!("the body of the request was in an unknown format - {accepted}"),
     };
@@ -130,6 +132,7 @@ fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
     path.count() + value.map_or(0, depth)
 }
 
+/// Returns how deep lists and objects are nested in a value.
 fn depth(value: &Value) -> usize {
     match value {
         Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or(0),

@@ -40,6 +40,7 @@ const END: &[u8] = &[3 << 3 | 2, 0, 4 << 3 | 2, 0];
 /// Encodes an envelope up to the message that it holds, which has `length` bytes.
 fn opening(api_version: &str, kind: &str, length: usize) -> Vec<u8> {
     let mut writer = Backwards::default();
+    // Fields of upstream's `runtime.Unknown`: `typeMeta` 1, `raw` 2. The buffer grows from its end.
     writer.head(2, length);
     writer.within(1, |meta| {
         meta.bytes(2, kind.as_bytes());
@@ -72,6 +73,7 @@ pub fn list(
     items: &[Bytes],
     part: usize,
 ) -> Vec<Bytes> {
+    // Fields of every list: metadata 1, items 2.
     let meta = message("v1", "ListMeta", meta).unwrap_or_default();
     let size = |item: &Bytes| head(2, item.len()).len() + item.len();
     let meta_head = head(1, meta.len());
@@ -95,6 +97,7 @@ pub fn list(
 /// Appends one event of a watch, after its length in four bytes. Upstream: `meta/v1.WatchEvent`,
 /// `apimachinery/pkg/util/framer`.
 pub fn event(chunk: &mut Vec<u8>, r#type: &str, object: &[u8]) {
+    // Fields of a WatchEvent: type 1, object 2, which is a RawExtension with its bytes in 1.
     let inner = head(1, object.len());
     let outer = head(2, inner.len() + object.len());
     let start = [&head(1, r#type.len()), r#type.as_bytes(), &outer, &inner].concat();

@@ -29,6 +29,7 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
     let fault = || failures::bad_request("the body is not a protobuf object of this API");
     let envelope = body.strip_prefix(MAGIC).ok_or_else(fault)?;
     let (mut api_version, mut kind, mut raw) = (String::new(), String::new(), &[][..]);
+    // Fields of upstream's `runtime.Unknown`: `typeMeta` 1 (`apiVersion` 1, `kind` 2), `raw` 2.
     for part in parts(envelope) {
         match part.ok_or_else(fault)? {
             (1, Wire::Bytes(meta)) => {
@@ -53,7 +54,7 @@ pub fn decode(body: &[u8]) -> ApiResult<Value> {
         return Err(error);
     };
     let mut object = Map::new();
-    read(place, raw, &mut object, 0).ok_or_else(fault)?;
+    read_message(place, raw, &mut object, 0).ok_or_else(fault)?;
     object.insert("apiVersion".to_owned(), api_version.into());
     object.insert("kind".to_owned(), kind.into());
     Ok(Value::Object(object))
@@ -66,12 +67,20 @@ fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
     std::iter::from_fn(move || {
         let part = if sound { field(&mut bytes) } else { Ok(None) };
         sound = part.is_ok();
+        // A malformed part yields `None` and then ends the iterator; `Ok(None)` is the end of the
+        // bytes.
         part.map_or(Some(None), |part| part.map(Some))
     })
 }
 
-/// Reads a message into `object`; fields that the table lacks are skipped.
-fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usize) -> Option<()> {
+/// Decodes a message into `object`; fields that the table lacks are skipped. `place`: the index of
+/// the message in the table.
+fn read_message(
+    place: usize,
+    bytes: &[u8],
+    object: &mut Map<String, Value>,
+    depth: usize,
+) -> Option<()> {
     let message = table().message(place)?;
     if depth > MAX_DEPTH {
         return None;
@@ -81,7 +90,7 @@ fn read(place: usize, bytes: &[u8], object: &mut Map<String, Value>, depth: usiz
         let Some(field) = message.iter().find(|field| field.number == number) else { continue };
         if let (Type::Message(inner), "-") = (&field.of, field.name) {
             let Wire::Bytes(bytes) = wire else { return None };
-            read(*inner, bytes, object, depth + 1)?;
+            read_message(*inner, bytes, object, depth + 1)?;
             continue;
         }
         match field.shape {
@@ -172,7 +181,7 @@ fn raw(text: &str) -> Cow<'_, [u8]> {
         u32::from(character).checked_sub(RAW).and_then(|byte| u8::try_from(byte).ok())
     };
     let is_raw = |character| byte(character).is_some_and(|byte| !byte.is_ascii());
-    // Their encodings begin with this byte, and hardly any other does.
+    // The UTF-8 of these private-use characters begins with this byte; few others do.
     if !text.as_bytes().contains(&0xf4) || !text.contains(is_raw) {
         return Cow::Borrowed(text.as_bytes());
     }
@@ -255,12 +264,12 @@ fn value_of(of: &Type, wire: &Wire<'_>, depth: usize) -> Option<Value> {
         }
         Type::Message(place) => {
             let mut object = Map::new();
-            read(*place, bytes, &mut object, depth + 1)?;
+            read_message(*place, bytes, &mut object, depth + 1)?;
             Some(Value::Object(object))
         }
         Type::Either(place) => {
             let mut object = Map::new();
-            read(*place, bytes, &mut object, depth + 1)?;
+            read_message(*place, bytes, &mut object, depth + 1)?;
             let set = object.into_iter().map(|(_, value)| value);
             // The last member that is set; a schema takes precedence over a boolean.
             let set = set.reduce(|one, other| if other.is_boolean() { one } else { other });

@@ -104,8 +104,10 @@ impl Table {
     pub fn find(&self, api_version: &str, kind: &str) -> Option<usize> {
         let named = |prefix: &str| self.places.get(&format!("{prefix}.{kind}")).copied();
         match api_version {
+            // Every group serves the same DeleteOptions.
             _ if kind == "DeleteOptions" => named("meta"),
             "" | "v1" => named("core").or_else(|| named("meta")),
+            // Its messages differ from those of version 2.
             "autoscaling/v1" => named("autoscaling1"),
             version => match version.split_once('/')?.0 {
                 "rbac.authorization.k8s.io" => named("rbac"),

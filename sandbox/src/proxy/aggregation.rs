@@ -14,7 +14,7 @@ use hyper::header::{ACCEPT, HOST, HeaderName, HeaderValue};
 use serde_json::Value;
 
 use super::backend::{Address, Backend, Outgoing, Tls};
-use super::{Proxy, configured, is_upgrade, location, passed_on, relayed, request, unknown};
+use super::{Proxy, configured, forwarded_headers, is_upgrade, location, relay, request, unknown};
 use crate::access::User;
 use crate::object::text;
 use crate::status::ApiResult;
@@ -38,7 +38,8 @@ struct Delegate {
 }
 
 impl Proxy {
-    /// Answers a request below `/apis/GROUP/VERSION` of an APIService with a service.
+    /// Passes a request below `/apis/GROUP/VERSION` on to the service of its APIService, in the
+    /// name of `user`, and returns the answer. Answers 503 when the service cannot be reached.
     pub async fn delegate(
         &self,
         store: &Store,
@@ -49,7 +50,7 @@ impl Proxy {
         let Some(delegate) = self.delegate_of(store, service) else {
             return Ok(Response::text(503, "service unavailable\n"));
         };
-        let mut headers = passed_on(&request);
+        let mut headers = forwarded_headers(&request);
         let upgrades = is_upgrade(&headers);
         name_user(&mut headers, user, &delegate.address)?;
         let Request { method, path, query, body, upgrade, .. } = request;
@@ -60,7 +61,7 @@ impl Proxy {
         }
         let request = self::request(method, &target, headers, Outgoing::new(body))?;
         Ok(match backend.send(request).await {
-            Ok(answer) => relayed(answer),
+            Ok(answer) => relay(answer),
             Err(error) => Response::text(503, format!("error trying to reach service: {error}\n")),
         })
     }
@@ -101,7 +102,7 @@ impl Proxy {
         let of = |key: &str| text(service, &format!("/spec/service/{key}"));
         let (namespace, name) = (of("namespace"), of("name"));
         let port = service.pointer("/spec/service/port").and_then(Value::as_u64).unwrap_or(443);
-        let address = location::of_service(store, namespace, name, port)?;
+        let address = location::address_of_service(store, namespace, name, port)?;
         let provider = Arc::new(ring::default_provider());
         let trust = match service["spec"]["insecureSkipTLSVerify"] == true {
             true => Trust::every(&provider),

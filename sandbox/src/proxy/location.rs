@@ -100,7 +100,7 @@ pub fn proxied(store: &Store, at: &ResourcePath, rest: &str) -> ApiResult<Locati
         }
         "pods" => {
             let pod = pod(store, at, name)?;
-            kubelet_of_stand_in(store, at, &pod.value)?;
+            refuse_stand_in(store, at, &pod.value)?;
             let ports = list(&pod.value, "/spec/containers").iter();
             let first = ports.flat_map(|container| list(container, "/ports")).next();
             let first = first.and_then(|port| u16::try_from(port["containerPort"].as_u64()?).ok());
@@ -118,7 +118,7 @@ pub fn proxied(store: &Store, at: &ResourcePath, rest: &str) -> ApiResult<Locati
         }
         _ => {
             let (address, pod) = endpoint(store, &at.namespace, name, port, &at.name)?;
-            kubelet_of_stand_in(store, at, &pod.value)?;
+            refuse_stand_in(store, at, &pod.value)?;
             Ok(Location { address, target, is_kubelet: false, is_https })
         }
     }
@@ -126,7 +126,7 @@ pub fn proxied(store: &Store, at: &ResourcePath, rest: &str) -> ApiResult<Locati
 
 /// Rewrites the new place that an answer names, so that it leads through the proxy at `prefix`.
 /// `hosts` are the backend's names; other places stay. Upstream: `proxy.Transport`.
-pub fn moved(to: &str, prefix: &str, hosts: &[String]) -> String {
+pub fn rewrite_redirect(to: &str, prefix: &str, hosts: &[String]) -> String {
     let absolute = to.split_once("://").map(|(_, rest)| rest);
     let path = match absolute.or_else(|| to.strip_prefix("//")) {
         None => to,
@@ -208,7 +208,7 @@ fn is_stand_in(node: &Value) -> bool {
 }
 
 /// Refuses a pod of a stand-in node, where nothing answers.
-fn kubelet_of_stand_in(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResult<()> {
+fn refuse_stand_in(store: &Store, at: &ResourcePath, pod: &Value) -> ApiResult<()> {
     let node = store.get("nodes", text(pod, "/spec/nodeName"));
     match node.is_some_and(|node| is_stand_in(&node.value)) {
         true => Err(no_containers(at)),
@@ -304,7 +304,12 @@ fn ready_endpoints(
 
 /// Returns a random ready address of a service's port; `None` when it is not served. Upstream:
 /// `kube-aggregator/pkg/apiserver.ServiceResolver` with endpoints.
-pub fn of_service(store: &Store, namespace: &str, name: &str, port: u64) -> Option<Address> {
+pub fn address_of_service(
+    store: &Store,
+    namespace: &str,
+    name: &str,
+    port: u64,
+) -> Option<Address> {
     let service = store.get("services", &format!("{namespace}/{name}"))?;
     if service.value["spec"]["type"] == "ExternalName" {
         let host = text(&service.value, "/spec/externalName").to_owned();
@@ -639,7 +644,7 @@ mod tests {
     fn the_subresource_proxy_leads_to_nodes_pods_and_services() {
         let store = store();
         let of = |path: &str, rest: &str| {
-            let at = ResourcePath::asked(&format!("/api/v1/{path}/proxy/{rest}")).unwrap();
+            let at = ResourcePath::parse_prefix(&format!("/api/v1/{path}/proxy/{rest}")).unwrap();
             shown(proxied(&store, &at, rest))
         };
         for (path, rest, expected) in [
@@ -699,7 +704,7 @@ mod tests {
         let external = json!({ "spec": { "type": "ExternalName", "externalName": "far.test" } });
         store.create("services", "ns/far", external).unwrap();
         let of = |name: &str, port: u64| {
-            of_service(&store, "ns", name, port).map(|address| address.to_string())
+            address_of_service(&store, "ns", name, port).map(|address| address.to_string())
         };
         let served = of("s", 80).unwrap();
         let ready = ["10.1.2.3:8080", "10.1.2.4:8080", "10.1.2.5:8080"];
@@ -720,7 +725,7 @@ mod tests {
             ("https://elsewhere/a", "https://elsewhere/a"),
             ("//elsewhere/a", "//elsewhere/a"),
         ] {
-            assert_eq!(moved(to, "/p/proxy", &hosts), expected);
+            assert_eq!(rewrite_redirect(to, "/p/proxy", &hosts), expected);
         }
     }
 }

@@ -163,7 +163,7 @@ impl Proxy {
                 if !is_upgrade(&request.headers) {
                     return Err(failures::bad_request("Upgrade request required"));
                 }
-                let headers = passed_on(&request);
+                let headers = forwarded_headers(&request);
                 let target = location.target.clone();
                 let client = request.upgrade.take();
                 let backend = self.backend(&location);
@@ -206,7 +206,7 @@ impl Proxy {
             return Err(failed(backend::Error::Redirect));
         }
         if !(200..=206).contains(&status) {
-            return Err(refused(status, pod, &start_of(answer).await));
+            return Err(log_refusal(status, pod, &start_of(answer).await));
         }
         Ok(Response::stream(200, "text/plain", Box::pin(answer.body)))
     }
@@ -229,7 +229,7 @@ impl Proxy {
                 let why = format!("invalid upgrade response: status code {status}");
                 return Err(unknown(why));
             }
-            let response = relayed(answer);
+            let response = relay(answer);
             return Ok(response.with_header(CONNECTION, "close"));
         }
         let headers = pairs(&answer.head.headers).collect();
@@ -256,7 +256,7 @@ impl Proxy {
         rest: Option<&str>,
         request: Request,
     ) -> ApiResult<Response> {
-        let mut headers = passed_on(&request);
+        let mut headers = forwarded_headers(&request);
         let upgrades = is_upgrade(&headers);
         let Request { method, path, query, body, upgrade, .. } = request;
         if !query.is_empty() {
@@ -267,6 +267,7 @@ impl Proxy {
             let backend = self.backend(&location);
             return self.upgrade(backend, target, method, headers, upgrade).await;
         }
+        // Upstream redirects a proxy path without a slash at its end, so that relative links work.
         if rest.is_none() && [Method::GET, Method::HEAD].contains(&method) {
             let query = if query.is_empty() { query } else { format!("?{query}") };
             let moved = Response { headers: Vec::new(), ..Response::text(301, "") };
@@ -297,12 +298,12 @@ impl Proxy {
         }
         let moved = headers.get(LOCATION).and_then(|to| to.to_str().ok()).map(|to| {
             let hosts = [location.address.to_string(), text(host.as_ref()).to_owned()];
-            location::moved(to, prefix, &hosts)
+            location::rewrite_redirect(to, prefix, &hosts)
         });
         if let Some(Ok(moved)) = moved.map(|moved| HeaderValue::from_str(&moved)) {
             headers.insert(LOCATION, moved);
         }
-        Ok(relayed(answer))
+        Ok(relay(answer))
     }
 }
 
@@ -310,6 +311,7 @@ fn text(value: Option<&HeaderValue>) -> &str {
     value.and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
+/// Builds a request to another server. Errors: 400 for a target that is not valid.
 fn request(
     method: Method,
     target: &str,
@@ -331,7 +333,7 @@ fn is_upgrade(headers: &HeaderMap) -> bool {
 
 /// Copies the client's headers, without its credentials and those that belong to its connection; an
 /// upgrade keeps the ones that ask for it.
-fn passed_on(request: &Request) -> HeaderMap {
+fn forwarded_headers(request: &Request) -> HeaderMap {
     let mut headers = request.headers.clone();
     let upgrade = headers.get(UPGRADE).filter(|_| is_upgrade(&headers)).cloned();
     remove_connections(&mut headers);
@@ -363,12 +365,13 @@ fn remove_connections(headers: &mut HeaderMap) {
     }
 }
 
+/// Copies the headers as pairs of name and value.
 fn pairs(headers: &HeaderMap) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
     headers.iter().map(|(name, value)| (name.clone(), value.clone()))
 }
 
-/// Returns the answer of another server as this server's.
-fn relayed(mut answer: Answer) -> Response {
+/// Turns the answer of another server into one of this server.
+fn relay(mut answer: Answer) -> Response {
     remove_connections(&mut answer.head.headers);
     Response {
         status: answer.head.status.as_u16(),
@@ -398,7 +401,7 @@ fn unknown(message: String) -> ApiError {
 
 /// Builds the error for logs that a kubelet refuses. Upstream:
 /// `generic/rest.GenericHttpResponseChecker`.
-fn refused(status: u16, pod: &str, text: &str) -> ApiError {
+fn log_refusal(status: u16, pod: &str, text: &str) -> ApiError {
     let (reason, message) = match status {
         400 => return failures::bad_request(text),
         500 => return failures::internal(text),

@@ -73,7 +73,7 @@ impl Fixture {
         let server: Handler = Arc::new(move |request| {
             let (proxy, store) = (proxy.clone(), store.clone());
             Box::pin(async move {
-                let at = ResourcePath::asked(&request.path).unwrap();
+                let at = ResourcePath::parse_prefix(&request.path).unwrap();
                 let path = request.path.clone();
                 let rest = path.split_once("/proxy/").map(|(_, rest)| rest);
                 let answered = proxy.answer(&store, &at, rest, request).await;

@@ -96,12 +96,15 @@ impl<'h> Clause<'h> {
         })
     }
 
+    /// Returns whether the clause is preferred to another: by its quality, or because it is more
+    /// specific.
     fn goes_before(&self, other: &Clause<'_>) -> bool {
         self.quality > other.quality
             || self.r#type != "*" && other.r#type == "*"
             || self.subtype != "*" && other.subtype == "*"
     }
 
+    /// Returns whether the clause accepts this media type, by name or by wildcard.
     fn names(&self, media_type: &str) -> bool {
         let (r#type, subtype) = media_type.split_once('/').unwrap_or((media_type, ""));
         match (self.r#type, self.subtype) {
@@ -111,8 +114,8 @@ impl<'h> Clause<'h> {
         }
     }
 
-    /// Returns the conversion that the clause's parameters ask for; `None` for a clause whose
-    /// parameters cannot be met.
+    /// Returns the conversion that the clause's parameters ask for, `Some(None)` for none. `None`:
+    /// the parameters cannot be met.
     fn convert(&self) -> Option<Option<Convert<'h>>> {
         let mut convert: Option<Convert<'h>> = None;
         for (key, value) in &self.params {
@@ -184,7 +187,7 @@ impl<'h> Accept<'h> {
             Some(_) => None,
         };
         let found = self.first(form).ok_or_else(|| match kind.is_custom() {
-            true => accepted(),
+            true => unacceptable_media(),
             false => self.unacceptable(matches!(verb, "list" | "watch")),
         });
         let ((form, converted), encoding) = found?;
@@ -223,7 +226,7 @@ impl<'h> Accept<'h> {
                     .any(|media| media == format!("{}/{}", clause.r#type, clause.subtype))
         });
         if routed {
-            return accepted();
+            return unacceptable_media();
         }
         let streams = if streams { format!(", {STREAMS}") } else { String::new() };
         let words =
@@ -234,7 +237,8 @@ impl<'h> Accept<'h> {
     }
 }
 
-fn accepted() -> ApiError {
+/// Builds the error 406 that lists the accepted media types.
+fn unacceptable_media() -> ApiError {
     not_acceptable(format!("only the following media types are accepted: {MEDIA_TYPES}"))
 }
 

@@ -100,13 +100,13 @@ impl ResourcePath {
         (!more).then_some(found)
     }
 
-    /// Returns the resource of a path that may continue after the subresource, or end in a slash.
-    pub fn asked(path: &str) -> Option<ResourcePath> {
+    /// Parses the path of a resource; it may end in a slash, or continue after the subresource.
+    pub fn parse_prefix(path: &str) -> Option<ResourcePath> {
         ResourcePath::read(path.trim_end_matches('/')).map(|(found, _)| found)
     }
 
     /// Returns the name of the resource with its subresource: `pods`, `pods/status`.
-    pub fn named(&self) -> String {
+    pub fn full_name(&self) -> String {
         match self.subresource.as_str() {
             "" => self.resource.clone(),
             sub => format!("{}/{sub}", self.resource),

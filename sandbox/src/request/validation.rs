@@ -161,7 +161,7 @@ impl Call {
 
     /// Checks the result of a patch, and drops the fields that its kind does not have; `patch` is
     /// searched for duplicate fields. Errors: 422, by `fieldValidation`.
-    pub fn patched(&self, payload: &Payload, object: Value) -> ApiResult<Value> {
+    pub fn check_patched(&self, payload: &Payload, object: Value) -> ApiResult<Value> {
         let (patch, media_type) = (&payload.bytes, &payload.content_type);
         let refusal = |why: &str| {
             let strategic = media_type.contains("strategic");
@@ -174,7 +174,7 @@ impl Call {
             read(Some(&self.kind), &object).map_err(|error| refusal(&error.to_string()))?;
         if let Some(mismatch) = &found.mismatch {
             let strategic = media_type.contains("strategic");
-            let converted = converted(mismatch).filter(|_| strategic);
+            let converted = conversion_mismatch(mismatch).filter(|_| strategic);
             return Err(refusal(converted.as_deref().unwrap_or(mismatch)));
         }
         let mut faults = match read(None, &mut serde_json::Deserializer::from_slice(patch)) {
@@ -189,7 +189,7 @@ impl Call {
 
 /// Translates a mismatch in a strategic merge patch, whose result upstream converts instead of
 /// decoding it. Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
-fn converted(mismatch: &str) -> Option<String> {
+fn conversion_mismatch(mismatch: &str) -> Option<String> {
     let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;
     let wanted = field.rsplit_once(" of type ")?.1;
     let given = match given.split(' ').next()? {
@@ -228,7 +228,7 @@ mod tests {
         ] {
             let mismatch =
                 format!("json: cannot unmarshal {given} into Go struct field A.b of type {wanted}");
-            assert_eq!(converted(&mismatch).as_deref(), expected);
+            assert_eq!(conversion_mismatch(&mismatch).as_deref(), expected);
         }
     }
 }

@@ -31,6 +31,7 @@ impl Registry {
         kinds.iter().map(|entry| entry.kind.clone()).collect()
     }
 
+    /// Returns the kind that is served at this group, version and plural.
     pub fn find(&self, group: &str, version: &str, resource: &str) -> Option<Arc<Kind>> {
         let kinds = self.kinds.read();
         let found = kinds.iter().find(|entry| {
@@ -40,7 +41,7 @@ impl Registry {
         found.map(|entry| entry.kind.clone())
     }
 
-    /// Serves the kinds of a CustomResourceDefinition in place of those it had before.
+    /// Serves these kinds of a CustomResourceDefinition, in place of those that it had before.
     pub fn define(&self, definition: &str, new: Vec<Kind>) {
         let mut kinds = self.kinds.write();
         kinds.retain(|entry| entry.definition.as_deref() != Some(definition));

@@ -181,7 +181,8 @@ impl Store {
         Ok(new)
     }
 
-    /// Replaces the object at version `expected`.
+    /// Replaces the object, which must be at version `expected`, and wakes the watches of the
+    /// table. Errors: [`StoreError::Changed`] at another version.
     pub fn replace(
         &self,
         table: &str,
@@ -201,8 +202,9 @@ impl Store {
         Ok(new)
     }
 
-    /// Removes the object at version `expected`; its last state (`value`, or what was stored)
-    /// carries the version of the deletion.
+    /// Removes the object, which must be at version `expected`. Its last state, `value` or what was
+    /// stored, gets the version of the deletion. Errors: [`StoreError::Changed`] at another
+    /// version.
     pub fn delete(
         &self,
         table: &str,
@@ -370,6 +372,7 @@ impl State {
 }
 
 impl Table {
+    /// Returns the object of this key. Errors: it is not at version `expected`.
     fn at(&self, key: &str, expected: u64) -> Result<(Arc<str>, Arc<Stored>), StoreError> {
         match self.objects.get_key_value(key) {
             Some((key, old)) if old.version == expected => Ok((key.clone(), old.clone())),

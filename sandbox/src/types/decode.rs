@@ -46,6 +46,7 @@ pub struct Found {
 }
 
 impl Found {
+    /// Returns the number of faults so far, which orders the next one.
     fn next(&self) -> usize {
         self.duplicate.len() + self.unknown.len()
     }
@@ -114,7 +115,8 @@ struct Reader<'a, 'f, 'p> {
 }
 
 impl Reader<'_, '_, '_> {
-    /// Records a value that does not fit the type; `json` names its JSON type.
+    /// Records a value that does not fit the type. `json`: the value's JSON type; `shown`: a number
+    /// that the type cannot hold.
     fn expect(&mut self, json: &str, shown: Option<String>) {
         let Some(schema) = self.place.schema.filter(|_| self.found.mismatch.is_none()) else {
             return;
@@ -249,6 +251,7 @@ impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
         Ok(value.into())
     }
 
+    /// Reads a list, each item by the type of the items.
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Value, A::Error> {
         self.expect("array", None);
         let schema = match self.shape {

@@ -119,7 +119,7 @@ fn complete_resource(schema: &mut Value) {
     });
 }
 
-/// Completes the embedded resources in the same way.
+/// Adds the members that every resource has to the embedded resources in a schema.
 fn complete_embedded(schema: &mut Value) {
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(complete_embedded);

@@ -59,8 +59,9 @@ fn fields(type_name: &str) -> impl Iterator<Item = &'static str> {
     table.get(short).copied().unwrap_or_default().split(' ').filter(|field| !field.is_empty())
 }
 
-/// Marks the fields of a type as server-side apply and `explain` want them.
-pub fn mark(type_name: &str, schema: &mut Value) {
+/// Adds to the fields of a type what [`FIELDS`] says about them: allowed values, and how
+/// server-side apply merges lists and maps.
+pub fn add_field_rules(type_name: &str, schema: &mut Value) {
     for field in fields(type_name) {
         if let Some((name, values)) = field.split_once(':') {
             let values: Vec<&str> =

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use crate::kinds::Kind;
 use crate::types::roots::add;
-use crate::types::schema_fixes::{annotate, convert, extend, mark, relax};
+use crate::types::schema_fixes::{add_field_rules, annotate, convert, extend, relax};
 
 pub type Definitions = Map<String, Value>;
 pub const SCHEMAS: &str = "#/components/schemas/";
@@ -82,6 +82,7 @@ pub fn builtin_group(name: &str) -> Arc<Group> {
         }
     }
     let mut definitions: Definitions = generator.take_definitions(true);
+    // The API accepts numbers as quantities too.
     if let Some(quantity) = definitions.get_mut(QUANTITY) {
         *quantity = json!({ "oneOf": [{ "type": "string" }, { "type": "number" }] });
     }
@@ -89,7 +90,7 @@ pub fn builtin_group(name: &str) -> Arc<Group> {
         convert(schema);
         extend(type_name, schema);
         relax(type_name, schema);
-        mark(type_name, schema);
+        add_field_rules(type_name, schema);
         annotate(type_name, schema);
     }
     for kind in kinds.iter().filter(|kind| kind.resource.group == name) {

@@ -100,6 +100,7 @@ impl Authorizer<'_> {
 
 const AGGREGATED: &str = "/aggregationRule/clusterRoleSelectors";
 
+/// Builds the rules that allow every access.
 fn everything() -> [Rule; 2] {
     let all = || vec!["*".to_owned()];
     [

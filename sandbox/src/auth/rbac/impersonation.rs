@@ -45,10 +45,12 @@ impl Modes {
     }
 }
 
+/// Returns the name of the node, if `user` is one.
 fn node(user: &str) -> Option<&str> {
     user.strip_prefix("system:node:").filter(|name| subdomain_fault(name).is_none())
 }
 
+/// Returns namespace and name of the service account, if `user` is one.
 fn account(user: &str) -> Option<(&str, &str)> {
     let (namespace, name) = user.strip_prefix("system:serviceaccount:")?.split_once(':')?;
     (!namespace.is_empty() && !name.is_empty() && !name.contains(':')).then_some((namespace, name))

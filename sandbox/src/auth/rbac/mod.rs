@@ -89,7 +89,8 @@ impl Missing {
 }
 
 impl Subject {
-    fn is(&self, user: &User) -> bool {
+    /// Returns whether the subject is this user, or one of its groups.
+    fn includes(&self, user: &User) -> bool {
         match self.kind.as_str() {
             "Group" => user.groups.contains(&self.name),
             _ => user.name == self.user_name(),
@@ -108,7 +109,7 @@ impl Binding {
     /// Describes the binding and the subject by which it applies to `user`. Upstream:
     /// `describeSubject` and the describers of bindings.
     fn described(&self, user: &User) -> String {
-        let subject = self.subjects.iter().find(|subject| subject.is(user));
+        let subject = self.subjects.iter().find(|subject| subject.includes(user));
         let subject = subject.map_or_else(String::new, |Subject { kind, name, namespace }| {
             match kind.as_str() {
                 "ServiceAccount" => format!("{kind} {:?}", format!("{name}/{namespace}")),

@@ -2,7 +2,9 @@
 
 use serde_json::Value;
 
-use super::{check_restart_policy, selector_matches, selector_mismatch, template_of, update};
+use super::{
+    check_restart_policy, check_update_with, selector_matches, selector_mismatch, template_of,
+};
 use crate::kinds::fault::{forbidden, invalid, non_negative, required, unsupported};
 use crate::kinds::json::{int, members, remove, text};
 use crate::kinds::metadata::{self, NameRule};
@@ -23,6 +25,7 @@ fn check_set_of_pods(object: &Value, rule: NameRule) -> Vec<Cause> {
     faults
 }
 
+/// Returns whether a number or percentage is zero or absent.
 fn is_zero(value: Option<&Value>) -> bool {
     match value {
         None => true,
@@ -151,15 +154,15 @@ pub fn check_controller(controller: &Value) -> Vec<Cause> {
 }
 
 pub fn check_deployment_update(new: &Value, old: &Value) -> Vec<Cause> {
-    update(new, old, check_deployment)
+    check_update_with(new, old, check_deployment)
 }
 
 pub fn check_replica_set_update(new: &Value, old: &Value) -> Vec<Cause> {
-    update(new, old, check_replica_set)
+    check_update_with(new, old, check_replica_set)
 }
 
 pub fn check_daemon_set_update(new: &Value, old: &Value) -> Vec<Cause> {
-    update(new, old, check_daemon_set)
+    check_update_with(new, old, check_daemon_set)
 }
 
 pub fn check_controller_update(new: &Value, old: &Value) -> Vec<Cause> {

@@ -65,7 +65,7 @@ pub fn default_stateful_set(set: &mut Value) {
         fill(claim, "apiVersion", "v1");
         fill(claim, "kind", "PersistentVolumeClaim");
         core::default_claim(claim);
-        core::pending(claim);
+        core::set_pending(claim);
     }
 }
 
@@ -89,6 +89,7 @@ pub fn zero_replicas(object: &mut Value) {
     set(object, "status", json!({ "replicas": 0 }));
 }
 
+/// Sets the status of a new StatefulSet: no replicas.
 pub fn zero_stateful(object: &mut Value) {
     set(object, "status", json!({ "replicas": 0, "availableReplicas": 0 }));
 }

@@ -3,7 +3,7 @@
 use jiff::tz::TimeZone;
 use serde_json::{Map, Value, json};
 
-use super::{selector_matches, template_of, update};
+use super::{check_update_with, selector_matches, template_of};
 use crate::kinds::fault::{immutable, invalid, non_negative, required, unsupported};
 use crate::kinds::json::{
     drop_nulls, fill, int, list, list_mut, members, object, remove, set, text, truth,
@@ -122,7 +122,7 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
 /// Checks an update of a Job. While the Job is at rest, scheduling directives in its template may
 /// change.
 pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut faults = update(new, old, check_job);
+    let mut faults = check_update_with(new, old, check_job);
     let (new_template, old_template) = (template_of(new), template_of(old));
     if is_at_rest(old) {
         let (new, old) = (fixed_spec(new_template), fixed_spec(old_template));

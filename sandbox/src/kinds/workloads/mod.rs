@@ -85,7 +85,7 @@ fn check_restart_policy(template: &Value) -> Option<Cause> {
 }
 
 /// Checks an update: its metadata, the rules of a new object, and that the selector is the same.
-fn update(new: &Value, old: &Value, check: fn(&Value) -> Vec<Cause>) -> Vec<Cause> {
+fn check_update_with(new: &Value, old: &Value, check: fn(&Value) -> Vec<Cause>) -> Vec<Cause> {
     let mut faults = metadata::check_update(new, old);
     faults.extend(check(new));
     faults.extend(immutable(
