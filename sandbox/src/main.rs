@@ -198,6 +198,8 @@ impl FromStr for Shape {
 /// How a mode ends.
 type Ended = Result<(), Box<dyn Error + Send + Sync>>;
 
+/// Runs the mode that the options ask for. With `EMBEDDED` as its first argument, the binary is the
+/// controller manager itself.
 fn main() -> ExitCode {
     let mut args = std::env::args().skip(1).peekable();
     // A sandbox starts its manager as this binary with this word.

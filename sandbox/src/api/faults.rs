@@ -335,7 +335,8 @@ impl Faults {
         !allowance.is_over
     }
 
-    /// Counts a request, and returns the fault that is planned for it, which is used up.
+    /// Counts a request, and returns the fault that is planned for it. A plan ends with its last
+    /// fault.
     pub fn take_fault(&self, verb: &str, resource: &str) -> Option<Fault> {
         let mut state = self.lock();
         *state.counts.entry((verb.to_owned(), resource.to_owned())).or_default() += 1;

@@ -222,9 +222,8 @@ impl Watch {
         }
     }
 
-    /// Sends the change and the state before it, for the fault of
-    /// [`crate::api::faults::Faults::repeat_events`]. The old state comes last, which is the wrong
-    /// order, unless the change is a deletion.
+    /// Sends the change and the state before it, while `Faults::repeat_events` is on. The old state
+    /// comes last, which is the wrong order, unless the change is a deletion.
     fn send_repeated(&self, chunk: &mut Vec<u8>, change: &Change) {
         let remains = matches!(self.selection.event_for(change), Some(WatchEvent::Modified));
         if remains {

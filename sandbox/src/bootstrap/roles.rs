@@ -131,7 +131,7 @@ pub fn create(api: &Api) -> ApiResult<()> {
         return Ok(());
     }
     let mut all = objects(TABLE);
-    // The kind is served with all versions only, and upstream has these roles only with it.
+    // Upstream has these roles only where the kind is served.
     if api.registry.all().iter().any(|kind| kind.resource.kind == "DeviceTaintRule") {
         all.extend(objects(GATED));
     }

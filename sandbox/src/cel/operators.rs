@@ -134,8 +134,8 @@ fn subtract(a: &Value, b: &Value) -> Result<Value> {
     })
 }
 
-/// Multiplies, divides or takes the remainder; integers that overflow, and division of integers by
-/// zero, are errors.
+/// Evaluates multiplication, division and remainder. Errors: integers that overflow, and division
+/// of integers by zero.
 fn scale(function: &str, a: &Value, b: &Value) -> Result<Value> {
     let zero =
         || (if function == "_/_" { "division by zero" } else { "modulus by zero" }).to_owned();

@@ -108,6 +108,7 @@ impl Key {
         })
     }
 
+    /// Returns the key as a value.
     pub fn value(&self) -> Value {
         match self {
             Key::Bool(value) => Value::Bool(*value),

@@ -360,8 +360,8 @@ fn walk<'a>(steps: &[Step], root: &'a Value) -> Vec<&'a Value> {
     found
 }
 
-/// Returns the position of the bracket that closes the one before `text`; the length of `text` if
-/// there is none.
+/// Returns the position of the bracket that closes the one before `text`, or the length of `text`
+/// if no bracket does.
 fn closing_bracket(text: &str) -> usize {
     let mut quote = None;
     let mut depth = 0;

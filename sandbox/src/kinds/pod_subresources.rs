@@ -133,7 +133,7 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// Returns a fault for each container that was added, removed, renamed or reordered.
+/// Returns the faults of a resize that adds, removes, renames or reorders containers.
 fn reordered(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     for part in RESIZED {

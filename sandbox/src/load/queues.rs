@@ -156,7 +156,7 @@ impl Histograms {
 }
 
 impl Histogram {
-    /// Returns, for each queue, what has been counted since `before`.
+    /// Returns what each queue has counted since `before`.
     fn since_of_all(
         now: &BTreeMap<String, Histogram>,
         before: &BTreeMap<String, Histogram>,

@@ -12,7 +12,7 @@ use kube_controller_manager::objects::{DaemonSet, Job, ObjectKey, Resource, Reso
 const RUN: &str = "sleep 20; exit 0";
 
 impl Run {
-    /// Builds a Job whose pods all run at the same time, each until it ends by itself.
+    /// Measures a Job whose pods all run at once, until it is complete.
     pub(super) async fn job(&mut self, manager: &mut ManagerProcess, pods: usize) -> Result<()> {
         self.phase("Job");
         let mark = self.start_mark(Some(manager))?;
@@ -90,6 +90,7 @@ impl Run {
     }
 }
 
+/// Builds a Job whose pods all run at the same time, each until it ends by itself.
 fn job(pods: usize) -> Value {
     let mut template = template("job", 0);
     template["metadata"]["annotations"] = json!({ "sandbox/run": RUN });

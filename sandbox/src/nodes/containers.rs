@@ -179,6 +179,7 @@ pub enum Phase {
 }
 
 impl Phase {
+    /// Returns the name of the phase in the API.
     pub fn name(self) -> &'static str {
         match self {
             Phase::Pending => "Pending",

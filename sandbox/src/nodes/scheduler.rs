@@ -138,6 +138,7 @@ struct Amounts {
 }
 
 impl Amounts {
+    /// Reads what the pods of a node may use in all: its allocatable amounts.
     fn of_node(node: &Node) -> Amounts {
         let read = |name| node.status.allocatable.get(name).unwrap_or_default();
         Amounts {

@@ -164,7 +164,7 @@ impl Managers {
         self.seats.iter().map(|seat| seat.logs.len()).sum()
     }
 
-    /// Returns the lines of a log that a panic has written.
+    /// Returns the lines of all logs that report a panic.
     pub fn panics(&self) -> Vec<String> {
         self.seats.iter().flat_map(|seat| &seat.logs).flat_map(|log| panics(log)).collect()
     }
@@ -193,6 +193,7 @@ fn unexpected_end(status: ExitStatus) -> Option<&'static str> {
     }
 }
 
+/// Returns the lines of one log that report a panic.
 fn panics(log: &Path) -> Vec<String> {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);

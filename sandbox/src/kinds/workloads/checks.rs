@@ -34,7 +34,7 @@ fn is_zero(value: Option<&Value>) -> bool {
     }
 }
 
-/// Returns a fault unless the value is a number, or text with a percentage.
+/// Returns a fault unless the value is absent, a percentage, or a number that is not negative.
 fn int_or_percent_fault(value: Option<&Value>, field: &str) -> Option<Cause> {
     match value? {
         Value::String(text) => {
