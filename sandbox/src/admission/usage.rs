@@ -185,14 +185,14 @@ fn pod_usage(pod: &Value) -> ResourceList {
 /// run together and the need of the init containers; pod-level values replace that, and the
 /// overhead is added. Upstream: `PodRequests`, `PodLimits`.
 fn pod_total(pod: &Value, part: &str) -> ResourceList {
-    let of = |container: &Value| amounts(&container["resources"][part]);
+    let amounts_of = |container: &Value| amounts(&container["resources"][part]);
     let mut running = ResourceList::default();
     for container in list(pod, "/spec/containers") {
-        running.add(&of(container));
+        running.add(&amounts_of(container));
     }
     let (mut sidecars, mut starting) = (ResourceList::default(), ResourceList::default());
     for container in list(pod, "/spec/initContainers") {
-        let mut needs = of(container);
+        let mut needs = amounts_of(container);
         if text(container, "/restartPolicy") == "Always" {
             running.add(&needs);
             sidecars.add(&needs);

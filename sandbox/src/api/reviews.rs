@@ -143,7 +143,8 @@ impl Api {
     /// Asks the authorizer whether `subject` may do what the review describes, and returns the
     /// status.
     fn access(&self, subject: &User, review: &Value) -> Value {
-        let own = |key: &str| text(review, &format!("/spec/resourceAttributes/{key}")).to_owned();
+        let attribute =
+            |key: &str| text(review, &format!("/spec/resourceAttributes/{key}")).to_owned();
         let mut access = Access {
             verb: own("verb"),
             group: own("group"),
@@ -192,12 +193,12 @@ fn faults(review: &Value, local: bool) -> Vec<Cause> {
     let spec = &review["spec"];
     let (of_resource, of_path) = (&spec["resourceAttributes"], &spec["nonResourceAttributes"]);
     // Upstream prints its internal type, whose fields have other names.
-    let shown = json!({ "Path": text(of_path, "/path"), "Verb": text(of_path, "/verb") });
+    let path_value = json!({ "Path": text(of_path, "/path"), "Verb": text(of_path, "/verb") });
     let mut faults = Vec::new();
     match (of_resource.is_object(), of_path.is_object()) {
         (true, true) => faults.push(invalid_value(
             "spec.nonResourceAttributes",
-            &shown,
+            &path_value,
             "cannot be specified in combination with resourceAttributes",
         )),
         (false, false) => faults.push(invalid_value(
@@ -218,7 +219,7 @@ fn faults(review: &Value, local: bool) -> Vec<Cause> {
     }
     if local && of_path.is_object() {
         let why = "disallowed on this kind of request";
-        faults.push(invalid_value("spec.nonResourceAttributes", &shown, why));
+        faults.push(invalid_value("spec.nonResourceAttributes", &path_value, why));
     }
     let namespace = text(of_resource, "/namespace");
     if local && of_resource.is_object() && namespace != text(review, "/metadata/namespace") {

@@ -435,11 +435,11 @@ impl Api {
             );
             return Err(failures::conflict(&known.resource, name, &why));
         }
-        let of = |kind, object: &Stored| {
+        let bound_object = |kind, object: &Stored| {
             let (name, uid) = (text(&object.value, "/metadata/name"), object.uid());
             Bound { kind, name: name.to_owned(), uid: uid.to_owned() }
         };
-        let mut bound = vec![of(kind, &found)];
+        let mut bound = vec![bound_object(kind, &found)];
         if kind == "pod"
             && let Some(node) = self.store.get("nodes", text(&found.value, "/spec/nodeName"))
         {

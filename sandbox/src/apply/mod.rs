@@ -201,7 +201,7 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
     let mut taken = found.modified;
     taken.union(&found.added);
     let at = entries.iter().position(|entry| entry.is(writer, "Update", &api_version));
-    let mut own = match at {
+    let mut own_entry = match at {
         Some(at) => entries.remove(at),
         None => Managed {
             manager: writer.manager.to_owned(),
@@ -216,10 +216,10 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
         other.fields.difference(&taken);
         other.fields.difference(&found.removed);
     }
-    own.fields.difference(&found.removed);
-    own.fields.union(&taken);
-    own.time = writer.now.to_owned();
-    entries.push(own);
+    own_entry.fields.difference(&found.removed);
+    own_entry.fields.union(&taken);
+    own_entry.time = writer.now.to_owned();
+    entries.push(own_entry);
     set_entries(new, entries);
 }
 

@@ -160,20 +160,21 @@ fn merge_items(live: &[Part<'_, '_>], config: &[Part<'_, '_>]) -> Vec<Value> {
     let wanted: HashMap<&str, ()> = config.iter().map(|(name, ..)| (name.as_str(), ())).collect();
     let by_name: HashMap<&str, &Value> =
         live.iter().map(|(name, _, value)| (name.as_str(), *value)).collect();
-    let mut left = live.iter().peekable();
+    let mut remaining = live.iter().peekable();
     let mut merged = Vec::new();
     for (name, of, value) in config {
-        while let Some((_, _, own)) = left.next_if(|(name, ..)| !wanted.contains_key(name.as_str()))
+        while let Some((_, _, own)) =
+            remaining.next_if(|(name, ..)| !wanted.contains_key(name.as_str()))
         {
             merged.push((*own).clone());
         }
-        left.next_if(|(live, ..)| live == name);
+        remaining.next_if(|(live, ..)| live == name);
         merged.push(match by_name.get(name.as_str()) {
             Some(live) => merge(*of, live, value),
             None => (*value).clone(),
         });
     }
-    let rest = left.filter(|(name, ..)| !wanted.contains_key(name.as_str()));
+    let rest = remaining.filter(|(name, ..)| !wanted.contains_key(name.as_str()));
     merged.extend(rest.map(|(_, _, value)| (*value).clone()));
     merged
 }

@@ -137,7 +137,7 @@ fn rule(requests: Requests) -> Value {
             "namespaces": ["*"],
         })
     };
-    let all = |groups: &[&str], resources: &[&str]| {
+    let all_verbs_on = |groups: &[&str], resources: &[&str]| {
         json!({
             "apiGroups": groups, "resources": resources, "verbs": ["*"], "namespaces": ["*"],
             "clusterScope": true,
@@ -145,7 +145,7 @@ fn rule(requests: Requests) -> Value {
     };
     match requests {
         Requests::All => json!({
-            "resourceRules": [all(&["*"], &["*"])],
+            "resourceRules": [all_verbs_on(&["*"], &["*"])],
             "nonResourceRules": [{ "nonResourceURLs": ["*"], "verbs": ["*"] }],
         }),
         Requests::Probes => json!({ "nonResourceRules": [{
@@ -153,7 +153,8 @@ fn rule(requests: Requests) -> Value {
         }] }),
         Requests::Leases => json!({ "resourceRules": [leases(&["get", "create", "update"])] }),
         Requests::Nodes => {
-            json!({ "resourceRules": [all(&[""], &["nodes", "nodes/status"]), leases(&["*"])] })
+            let nodes = all_verbs_on(&[""], &["nodes", "nodes/status"]);
+            json!({ "resourceRules": [nodes, leases(&["*"])] })
         }
     }
 }

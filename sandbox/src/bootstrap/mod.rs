@@ -163,9 +163,9 @@ pub fn cluster_info(api: &Api, server: &str, ca: &str) -> ApiResult<()> {
 /// `kube-aggregator/pkg/controllers/autoregister`.
 fn local_services(api: &Api) -> ApiResult<()> {
     let kinds = api.registry.all();
-    let own = |group: &str| kinds.iter().any(|kind| kind.resource.group == group);
+    let is_served = |group: &str| kinds.iter().any(|kind| kind.resource.group == group);
     for (group, version, group_priority, priority) in LOCAL {
-        if !own(group) {
+        if !is_served(group) {
             continue;
         }
         let name = format!("{version}.{group}");

@@ -160,23 +160,23 @@ impl Walk<'_> {
         {
             return Ok(found.clone());
         }
-        let of = match self.value(operand) {
+        let container = match self.value(operand) {
             // The name of a type may have dots.
             Err(error) => {
                 let named = operand.qualified_name().map(|name| format!("{name}.{field}"));
                 let named = named.filter(|_| !test_only);
                 return named.and_then(|name| functions::type_named(&name)).ok_or(error);
             }
-            Ok(of) => of,
+            Ok(container) => container,
         };
-        let found = match &of {
+        let found = match &container {
             Value::Optional(None) if test_only => return Ok(false.into()),
-            Value::Optional(None) => return Ok(of),
+            Value::Optional(None) => return Ok(container),
             Value::Optional(Some(inner)) => {
                 let found = operators::field(inner, field)?;
                 return Ok(if test_only { found.is_some().into() } else { found.into() });
             }
-            _ => operators::field(&of, field)?,
+            _ => operators::field(&container, field)?,
         };
         match found {
             found if test_only => Ok(found.is_some().into()),

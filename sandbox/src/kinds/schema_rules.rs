@@ -193,8 +193,8 @@ fn check_items(
     let identity = |item: &Value| match text(schema, "/x-kubernetes-list-type") {
         "set" => Some(item.clone()),
         "map" => {
-            let own = keys.iter().filter_map(Value::as_str);
-            Some(own.filter_map(|key| Some((key.to_owned(), item.get(key)?.clone()))).collect())
+            let names = keys.iter().filter_map(Value::as_str);
+            Some(names.filter_map(|key| Some((key.to_owned(), item.get(key)?.clone()))).collect())
         }
         _ => None,
     };

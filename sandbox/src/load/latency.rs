@@ -356,7 +356,7 @@ impl User {
         let (name, since) = (format!("app-{replicas}"), self.now());
         self.create_here(&Deployment::RESOURCE, &deployment(&name, replicas)).await?;
         let from = format!("Deployment of {replicas} created");
-        let made = self
+        let created = self
             .wait_for_event(since, &from, |e| e.is_of("deployments", &name) && e.is_new)
             .await?;
         let mut pods = BTreeSet::new();
@@ -367,11 +367,11 @@ impl User {
             pods.len() == replicas
         };
         let exist = self.wait_for_event(since, "its pods", exist).await?;
-        self.record_time(&from, &format!("{replicas} pods exist"), made, exist);
+        self.record_time(&from, &format!("{replicas} pods exist"), created, exist);
         let counts =
             |e: &Event| e.is_of("deployments", &name) && e.status("replicas") == replicas as i64;
         let counted = self.wait_for_event(since, "its status", counts).await?;
-        self.record_time(&from, &format!("status says {replicas}"), made, counted);
+        self.record_time(&from, &format!("status says {replicas}"), created, counted);
         let done = |e: &Event| {
             e.is_of("deployments", &name) && e.status("availableReplicas") == replicas as i64
         };

@@ -99,7 +99,7 @@ impl Proxy {
     /// Finds an endpoint of an APIService, and the TLS configuration to reach it. `None` when the
     /// service has no endpoint, or its trust cannot be used.
     fn delegate_of(&self, store: &Store, service: &Value) -> Option<Delegate> {
-        let of = |key: &str| text(service, &format!("/spec/service/{key}"));
+        let reference = |key: &str| text(service, &format!("/spec/service/{key}"));
         let (namespace, name) = (of("namespace"), of("name"));
         let port = service.pointer("/spec/service/port").and_then(Value::as_u64).unwrap_or(443);
         let address = location::address_of_service(store, namespace, name, port)?;

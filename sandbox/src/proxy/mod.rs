@@ -270,8 +270,8 @@ impl Proxy {
         // Upstream redirects a proxy path without a slash at its end, so that relative links work.
         if rest.is_none() && [Method::GET, Method::HEAD].contains(&method) {
             let query = if query.is_empty() { query } else { format!("?{query}") };
-            let moved = Response { headers: Vec::new(), ..Response::text(301, "") };
-            return Ok(moved.with_header(LOCATION, &format!("{path}/{query}")));
+            let redirect = Response { headers: Vec::new(), ..Response::text(301, "") };
+            return Ok(redirect.with_header(LOCATION, &format!("{path}/{query}")));
         }
         let prefix = path.strip_suffix(&*format!("/{}", rest.unwrap_or_default())).unwrap_or(&path);
         let host = headers.get(HOST).cloned();
@@ -296,12 +296,12 @@ impl Proxy {
         ] {
             headers.remove(name);
         }
-        let moved = headers.get(LOCATION).and_then(|to| to.to_str().ok()).map(|to| {
+        let redirect = headers.get(LOCATION).and_then(|to| to.to_str().ok()).map(|to| {
             let hosts = [location.address.to_string(), text(host.as_ref()).to_owned()];
             location::rewrite_redirect(to, prefix, &hosts)
         });
-        if let Some(Ok(moved)) = moved.map(|moved| HeaderValue::from_str(&moved)) {
-            headers.insert(LOCATION, moved);
+        if let Some(Ok(redirect)) = redirect.map(|redirect| HeaderValue::from_str(&redirect)) {
+            headers.insert(LOCATION, redirect);
         }
         Ok(relay(answer))
     }

@@ -108,7 +108,7 @@ impl Managers {
     /// Starts managers that have ended. Returns the ends that no fault explains.
     pub fn restart_ended(&mut self) -> Result<Vec<String>> {
         let now = self.clock.monotonic();
-        let mut odd = Vec::new();
+        let mut unexplained = Vec::new();
         for seat in &mut self.seats {
             if let Some(manager) = &mut seat.manager {
                 let bytes = Process::new(manager.id(), None).private_bytes().unwrap_or_default();
@@ -116,7 +116,8 @@ impl Managers {
                 let Some(status) = manager.ended()? else { continue };
                 if let Some(why) = unexpected_end(status) {
                     let log = manager.log.display();
-                    odd.push(format!("manager {} ended {why} ({status}), see {log}", seat.name));
+                    unexplained
+                        .push(format!("manager {} ended {why} ({status}), see {log}", seat.name));
                 }
                 seat.manager = None;
                 seat.due = now + RESTART;
@@ -130,7 +131,7 @@ impl Managers {
                 seat.started = now;
             }
         }
-        Ok(odd)
+        Ok(unexplained)
     }
 
     /// Sends a signal (`-KILL`) to the manager of a seat, or to one process of it. Returns the

@@ -155,19 +155,19 @@ impl Observer {
 /// newest.
 fn take_new_changes(api: &Api, seen: &mut u64) -> NewChanges {
     let (store, version) = (&api.store, api.store.version());
-    let mut taken = NewChanges { changes: Vec::new(), complete: Duration::MAX, lost: None };
+    let mut new_changes = NewChanges { changes: Vec::new(), complete: Duration::MAX, lost: None };
     for kind in KINDS {
         let table = kind.to_string();
         match store.changes(&table, *seen, usize::MAX, true) {
             Ok(found) => {
                 // A later version may be missing in a table that was read before.
                 let known = found.changes.into_iter().filter(|it| it.version <= version);
-                taken.changes.extend(known.map(|change| (table.clone(), change)));
+                new_changes.changes.extend(known.map(|change| (table.clone(), change)));
             }
-            Err(error) => taken.lost = Some(format!("{table}: {error:?}")),
+            Err(error) => new_changes.lost = Some(format!("{table}: {error:?}")),
         }
     }
     *seen = version;
-    taken.changes.sort_by_key(|(_, change)| change.version);
-    taken
+    new_changes.changes.sort_by_key(|(_, change)| change.version);
+    new_changes
 }

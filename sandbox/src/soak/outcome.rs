@@ -287,17 +287,17 @@ impl Snapshot {
     fn check_limits(&self, faults: &mut Faults) {
         for quota in self.of_soak(&QUOTAS) {
             let namespace = text(quota, "/metadata/namespace");
-            let of = |kind| {
+            let in_namespace = |kind| {
                 self.of_soak(kind).filter(move |it| text(it, "/metadata/namespace") == namespace)
             };
-            let live = of(&PODS_KIND)
+            let live = in_namespace(&PODS_KIND)
                 .filter(|pod| !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed"));
             let wanted = [
                 ("pods", live.count()),
-                ("configmaps", of(&CONFIG_MAPS).count()),
-                ("count/jobs.batch", of(&JOBS).count()),
-                ("persistentvolumeclaims", of(&CLAIMS).count()),
-                ("services", of(&SERVICES).count()),
+                ("configmaps", in_namespace(&CONFIG_MAPS).count()),
+                ("count/jobs.batch", in_namespace(&JOBS).count()),
+                ("persistentvolumeclaims", in_namespace(&CLAIMS).count()),
+                ("services", in_namespace(&SERVICES).count()),
             ];
             for (name, wanted) in wanted {
                 let used = quota["status"]["used"][name].as_str().unwrap_or_default();

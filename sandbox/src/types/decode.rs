@@ -121,11 +121,11 @@ impl Reader<'_, '_, '_> {
         let Some(schema) = self.place.schema.filter(|_| self.found.mismatch.is_none()) else {
             return;
         };
-        let own = if let Shape::Typed { schema, .. } = self.shape { schema } else { schema };
+        let own_schema = if let Shape::Typed { schema, .. } = self.shape { schema } else { schema };
         let takes = match type_name(schema) {
             Some("Quantity" | "IntOrString") => matches!(json, "string" | "number"),
             Some("Time" | "MicroTime") => json == "string",
-            _ => match own["type"].as_str() {
+            _ => match own_schema["type"].as_str() {
                 Some("integer") => json == "number" && shown.is_none(),
                 Some("number") => json == "number",
                 Some("boolean") => json == "bool",

@@ -139,8 +139,8 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     let resource = &kind.resource;
     let base = document_path(&resource.group, &resource.version);
     let scope = if resource.namespaced { "/namespaces/{namespace}" } else { "" };
-    let all = format!("/{base}{scope}/{}", resource.plural);
-    let one = format!("{all}/{{name}}");
+    let collection_path = format!("/{base}{scope}/{}", resource.plural);
+    let object_path = format!("{collection_path}/{{name}}");
     let body = json!({ "$ref": format!("{SCHEMAS}{schema}") });
     let operation = |action: &str, write: bool| {
         let mut operation = json!({
@@ -175,7 +175,7 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
         parameters.push(of_path("namespace"));
     }
     paths.insert(
-        all,
+        collection_path,
         json!({
             "get": operation("list", false), "post": operation("post", true),
             "parameters": parameters,
@@ -183,7 +183,7 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
     );
     parameters.push(of_path("name"));
     paths.insert(
-        one,
+        object_path,
         json!({
             "get": operation("get", false), "put": operation("put", true), "patch": patch,
             "delete": operation("delete", false), "parameters": parameters,

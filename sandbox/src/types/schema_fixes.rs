@@ -66,18 +66,23 @@ pub fn add_field_rules(type_name: &str, schema: &mut Value) {
         if let Some((name, values)) = field.split_once(':') {
             let values: Vec<&str> =
                 values.split(',').map(|value| value.trim_matches('"')).collect();
-            let of = &mut schema["properties"][name];
-            let of = if of["type"] == "array" { &mut of["items"] } else { of };
-            of["enum"] = json!(values);
+            let field_schema = &mut schema["properties"][name];
+            let field_schema = if field_schema["type"] == "array" {
+                &mut field_schema["items"]
+            } else {
+                field_schema
+            };
+            field_schema["enum"] = json!(values);
         } else if let Some((name, how)) = field.split_once('=') {
-            let of = if name == "-" { &mut *schema } else { &mut schema["properties"][name] };
+            let field_schema =
+                if name == "-" { &mut *schema } else { &mut schema["properties"][name] };
             match how {
-                "atomic" => of["x-kubernetes-map-type"] = "atomic".into(),
-                "set" => of["x-kubernetes-list-type"] = "set".into(),
+                "atomic" => field_schema["x-kubernetes-map-type"] = "atomic".into(),
+                "set" => field_schema["x-kubernetes-list-type"] = "set".into(),
                 keys => {
                     let keys: Vec<&str> = keys.split(',').collect();
-                    of["x-kubernetes-list-type"] = "map".into();
-                    of["x-kubernetes-list-map-keys"] = json!(keys);
+                    field_schema["x-kubernetes-list-type"] = "map".into();
+                    field_schema["x-kubernetes-list-map-keys"] = json!(keys);
                 }
             }
         }

@@ -31,13 +31,16 @@ impl<'a> Shape<'a> {
             Shape::Open => Some(Shape::Open),
             Shape::Typed { types, schema } => {
                 let properties = schema.get("properties");
-                let values = schema.get("additionalProperties").filter(|of| of.is_object());
+                let values = schema
+                    .get("additionalProperties")
+                    .filter(|member_schema| member_schema.is_object());
                 // Without either the type is open, as raw extensions are.
                 if properties.is_none() && values.is_none() {
                     return Some(Shape::Open);
                 }
-                let of = properties.and_then(|properties| properties.get(key)).or(values)?;
-                Some(Shape::Typed { types, schema: of }.resolved())
+                let member_schema =
+                    properties.and_then(|properties| properties.get(key)).or(values)?;
+                Some(Shape::Typed { types, schema: member_schema }.resolved())
             }
             Shape::Custom { meta, schema, resource } => {
                 match key {
@@ -46,12 +49,14 @@ impl<'a> Shape<'a> {
                     _ => {}
                 }
                 let property = schema.get("properties").and_then(|properties| properties.get(key));
-                let values = schema.get("additionalProperties").filter(|of| **of != false);
+                let values = schema
+                    .get("additionalProperties")
+                    .filter(|member_schema| **member_schema != false);
                 match property.or(values) {
-                    Some(of) => Some(Shape::Custom {
+                    Some(member_schema) => Some(Shape::Custom {
                         meta,
-                        schema: of,
-                        resource: of["x-kubernetes-embedded-resource"] == true,
+                        schema: member_schema,
+                        resource: member_schema["x-kubernetes-embedded-resource"] == true,
                     }),
                     None if schema["x-kubernetes-preserve-unknown-fields"] == true => {
                         Some(Shape::Open)

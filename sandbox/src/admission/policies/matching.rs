@@ -37,13 +37,13 @@ pub fn matches(store: &Store, request: &Request<'_>, matched: &Value) -> Result<
 /// name. Upstream: `rules.Matcher`.
 fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
     let call = request.call;
-    let of = &call.kind.resource;
+    let resource_type = &call.kind.resource;
     let names = |key: &str, wanted: &str| {
         let mut names = list(rule, key).iter().filter_map(Value::as_str);
         names.any(|name| name == "*" || name == wanted)
     };
     // A namespace is an object of the cluster, not of a namespace.
-    let is_namespace = of.group.is_empty() && &*of.plural == "namespaces";
+    let is_namespace = resource_type.group.is_empty() && &*resource_type.plural == "namespaces";
     let scope = match text(rule, "/scope") {
         "Cluster" => is_namespace || call.namespace.is_empty(),
         "Namespaced" => !is_namespace && !call.namespace.is_empty(),
@@ -52,13 +52,14 @@ fn is_of_rule(request: &Request<'_>, rule: &Value) -> bool {
     let resource = |name: &Value| {
         let name = name.as_str().unwrap_or_default();
         let (resource, sub) = name.split_once('/').unwrap_or((name, ""));
-        (resource == "*" || resource == &*of.plural) && (sub == "*" || sub == call.subresource)
+        (resource == "*" || resource == &*resource_type.plural)
+            && (sub == "*" || sub == call.subresource)
     };
     let named = list(rule, "/resourceNames");
     scope
         && names("/operations", request.operation)
-        && names("/apiGroups", &of.group)
-        && names("/apiVersions", &of.version)
+        && names("/apiGroups", &resource_type.group)
+        && names("/apiVersions", &resource_type.version)
         && list(rule, "/resources").iter().any(resource)
         && (named.is_empty() || named.iter().any(|name| name == request.name()))
 }

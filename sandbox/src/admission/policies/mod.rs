@@ -185,10 +185,11 @@ impl Policies<'_> {
     /// `cel.newActivation`.
     fn values(&self, request: &Request<'_>, params: &Value) -> Vec<(&'static str, cel::Value)> {
         let call = request.call;
-        let of = &call.kind.resource;
-        let kind = json!({ "group": &*of.group, "version": &*of.version, "kind": &*of.kind });
+        let resource_type = &call.kind.resource;
+        let (group, version) = (&*resource_type.group, &*resource_type.version);
+        let kind = json!({ "group": group, "version": version, "kind": &*resource_type.kind });
         let resource =
-            json!({ "group": &*of.group, "version": &*of.version, "resource": &*of.plural });
+            json!({ "group": group, "version": version, "resource": &*resource_type.plural });
         let options = match request.operation {
             "CREATE" => "CreateOptions",
             "UPDATE" => "UpdateOptions",
@@ -210,17 +211,17 @@ impl Policies<'_> {
                 request_value[key] = value.into();
             }
         }
-        let is_namespace = of.group.is_empty() && &*of.plural == "namespaces";
+        let is_namespace = resource_type.group.is_empty() && &*resource_type.plural == "namespaces";
         let namespace = Some(&call.namespace).filter(|name| !is_namespace && !name.is_empty());
         let namespace = namespace.and_then(|name| self.store.get("namespaces", name));
         let value = |object: Option<&Value>| cel::Value::from(object.unwrap_or(&Value::Null));
         // `check` sets the verb.
         let own_resource = Access {
             verb: String::new(),
-            group: (*of.group).to_owned(),
+            group: (*resource_type.group).to_owned(),
             resource: match call.subresource.as_str() {
-                "" => (*of.plural).to_owned(),
-                sub => format!("{}/{sub}", of.plural),
+                "" => (*resource_type.plural).to_owned(),
+                sub => format!("{}/{sub}", resource_type.plural),
             },
             namespace: call.namespace.clone(),
             name: request.name().to_owned(),

@@ -90,15 +90,15 @@ impl Mode {
 /// Reads the impersonated user from the headers; `None` if there are no such headers. Errors: 400
 /// without a name.
 fn impersonated_user(headers: &HeaderMap) -> ApiResult<Option<User>> {
-    let all = |name: &str| -> Vec<String> {
+    let values_of = |name: &str| -> Vec<String> {
         let values = headers.get_all(name).iter();
         values.map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned()).collect()
     };
-    let first = |name: &str| all(name).into_iter().next().unwrap_or_default();
+    let first = |name: &str| values_of(name).into_iter().next().unwrap_or_default();
     let mut extra = BTreeMap::new();
     for name in headers.keys() {
         if let Some(key) = name.as_str().strip_prefix("impersonate-extra-") {
-            extra.insert(decode(key), all(name.as_str()));
+            extra.insert(decode(key), values_of(name.as_str()));
         }
     }
     let user = User {
