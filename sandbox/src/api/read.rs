@@ -29,7 +29,7 @@ const FRESH_WITHIN: Duration = Duration::from_secs(3);
 const CHUNK_ITEMS: usize = 256;
 
 /// Returns a stored object in the version of `kind`, borrowed where it needs no conversion.
-pub fn shown<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
+pub fn in_version_of<'a>(kind: &Kind, stored: &'a Stored) -> Cow<'a, Value> {
     if let Some(view) = kind.view {
         return Cow::Owned((view.read)(&stored.value));
     }

@@ -146,14 +146,14 @@ impl Api {
         let attribute =
             |key: &str| text(review, &format!("/spec/resourceAttributes/{key}")).to_owned();
         let mut access = Access {
-            verb: own("verb"),
-            group: own("group"),
-            resource: own("resource"),
-            namespace: own("namespace"),
-            name: own("name"),
+            verb: attribute("verb"),
+            group: attribute("group"),
+            resource: attribute("resource"),
+            namespace: attribute("namespace"),
+            name: attribute("name"),
             path: String::new(),
         };
-        let sub = own("subresource");
+        let sub = attribute("subresource");
         if !sub.is_empty() {
             access.resource = format!("{}/{sub}", access.resource);
         }

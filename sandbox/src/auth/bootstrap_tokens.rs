@@ -24,9 +24,9 @@ pub fn bootstrap_token(store: &Store, token: &str, now: Timestamp) -> Option<Use
     let is_valid = text(found, "/type") == "bootstrap.kubernetes.io/token"
         && !is_deleting(found)
         && !expired
-        && is("token-id", id)
-        && is("token-secret", secret)
-        && is("usage-bootstrap-authentication", "true");
+        && has("token-id", id)
+        && has("token-secret", secret)
+        && has("usage-bootstrap-authentication", "true");
     let more = data("auth-extra-groups").unwrap_or_default();
     let groups = more.split(',').filter(|group| !group.is_empty());
     let groups: Vec<&str> = ["system:bootstrappers"].into_iter().chain(groups).collect();

@@ -239,7 +239,7 @@ mod tests {
 
     /// The messages of the faults, after the change that the subresource allows.
     fn faults(subresource: &str, old: &Value, new: &Value) -> String {
-        let new = changed(subresource, new, old);
+        let new = with_change(subresource, new, old);
         let shown = |fault: Cause| format!("{}: {}", fault.field, fault.message);
         check(subresource, &new, old).into_iter().map(shown).collect::<Vec<_>>().join("; ")
     }
@@ -280,7 +280,7 @@ mod tests {
         let mut other = one.clone();
         other["spec"]["containers"][0]["image"] = "b:1".into();
         other["metadata"]["labels"] = json!({ "a": "b" });
-        assert_eq!(changed(EPHEMERAL, &other, &plain), one, "the rest does not change");
+        assert_eq!(with_change(EPHEMERAL, &other, &plain), one, "the rest does not change");
         let mut mirror = plain.clone();
         mirror["metadata"]["annotations"] = json!({ "kubernetes.io/config.mirror": "x" });
         assert!(faults(EPHEMERAL, &mirror, &one).contains("static pods do not support"));
@@ -322,7 +322,7 @@ mod tests {
         }
         let mut other = sized(json!({ "cpu": "2" }), json!({}));
         other["spec"]["containers"][0]["image"] = "b:1".into();
-        let resized = changed("resize", &other, &small);
+        let resized = with_change("resize", &other, &small);
         assert_eq!(resized["spec"]["containers"][0]["resources"]["requests"]["cpu"], "2");
         assert_eq!(resized["spec"]["containers"][0]["image"], "a:1");
     }

@@ -68,10 +68,10 @@ pub fn check_role(role: &Value) -> Vec<Cause> {
             faults.push(invalid(at("nonResourceURLs"), &rule["nonResourceURLs"], detail));
         };
         if namespaced {
-            wrong("namespaced rules cannot apply to non-resource URLs");
+            add_path_fault("namespaced rules cannot apply to non-resource URLs");
         }
         if !(none("apiGroups") && none("resources") && none("resourceNames")) {
-            wrong("rules cannot apply to both regular resources and non-resource URLs");
+            add_path_fault("rules cannot apply to both regular resources and non-resource URLs");
         }
     }
     let selectors = "aggregationRule.clusterRoleSelectors";

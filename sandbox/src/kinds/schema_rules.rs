@@ -115,7 +115,7 @@ fn check_choices(
     let faults_of_each = |key: &str| -> Vec<Vec<Cause>> {
         list(schema, &format!("/{key}")).iter().map(faults_of).collect()
     };
-    let any = tried_all("anyOf");
+    let any = faults_of_each("anyOf");
     if let Some(first) = any.first()
         && any.iter().all(|faults| !faults.is_empty())
     {
@@ -123,7 +123,7 @@ fn check_choices(
         faults.push(of_no_field(&detail));
         faults.extend(first.iter().cloned());
     }
-    let one = tried_all("oneOf");
+    let one = faults_of_each("oneOf");
     let valid = one.iter().filter(|faults| faults.is_empty()).count();
     if !one.is_empty() && valid != 1 {
         let found = match valid {
@@ -136,7 +136,7 @@ fn check_choices(
             faults.extend(one[0].iter().cloned());
         }
     }
-    let all = tried_all("allOf");
+    let all = faults_of_each("allOf");
     let failed = all.iter().filter(|faults| !faults.is_empty()).count();
     if failed > 0 {
         let none = if failed == all.len() { ". None validated" } else { "" };

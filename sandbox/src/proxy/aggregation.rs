@@ -100,7 +100,7 @@ impl Proxy {
     /// service has no endpoint, or its trust cannot be used.
     fn delegate_of(&self, store: &Store, service: &Value) -> Option<Delegate> {
         let reference = |key: &str| text(service, &format!("/spec/service/{key}"));
-        let (namespace, name) = (of("namespace"), of("name"));
+        let (namespace, name) = (reference("namespace"), reference("name"));
         let port = service.pointer("/spec/service/port").and_then(Value::as_u64).unwrap_or(443);
         let address = location::address_of_service(store, namespace, name, port)?;
         let provider = Arc::new(ring::default_provider());

@@ -164,7 +164,7 @@ impl Policies<'_> {
             for params in params {
                 let authorize = Caller { authorizer: self.authorizer, user: &request.call.user };
                 for refusal in decide(policy, &self.values(request, &params), &authorize) {
-                    if acts("Warn") {
+                    if has_action("Warn") {
                         request.call.warn(format!(
                             "Validation failed for ValidatingAdmissionPolicy '{name}' with binding \
                              '{}': {}",
@@ -172,7 +172,7 @@ impl Policies<'_> {
                             refusal.message
                         ));
                     }
-                    if acts("Deny") {
+                    if has_action("Deny") {
                         found.push(denied(Some(binding), refusal));
                     }
                 }
