@@ -614,7 +614,7 @@ mod tests {
             (request.path == "/graph").then_some(DebugAnswer { content_type: "text/dot", body })
         });
         let routes = Routes::new();
-        routes.add_debug("gc", served(controller.debug_handler().expect("it was set")));
+        routes.add_debug("gc", http_handler(controller.debug_handler().expect("it was set")));
         let ask = |path: &str| block_on(routes.answer(Request::get(path)));
         let page = ask("/debug/controllers/gc/graph?uid=a&b&uid=c");
         assert_eq!(page.content(), br#"[("uid", "a"), ("b", ""), ("uid", "c")]"#);

@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn a_cloud_without_a_cluster_id_needs_a_flag() {
-        let open = |options: &CloudOptions| opened(options, |_, _| Ok(Arc::new(Empty))).is_ok();
+        let open = |options: &CloudOptions| open_cloud(options, |_, _| Ok(Arc::new(Empty))).is_ok();
         let mut options = CloudOptions::default();
         assert!(!open(&options));
         options.shared.allow_untagged_cloud = true;

@@ -394,9 +394,9 @@ mod tests {
             let message = String::new();
             Err(::grpc::Error::Status { method: "X", code, message, retry_after: None })
         };
-        assert!(deleted(Ok(())).is_ok());
-        assert!(deleted::<()>(error(Code::NotFound)).is_ok());
-        assert!(deleted::<()>(error(Code::Unavailable)).is_err());
-        assert!(deleted::<()>(error(Code::Unimplemented)).is_err());
+        assert!(deletion_result(Ok(())).is_ok());
+        assert!(deletion_result::<()>(error(Code::NotFound)).is_ok());
+        assert!(deletion_result::<()>(error(Code::Unavailable)).is_err());
+        assert!(deletion_result::<()>(error(Code::Unimplemented)).is_err());
     }
 }

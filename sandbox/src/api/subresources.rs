@@ -443,7 +443,7 @@ impl Api {
         if kind == "pod"
             && let Some(node) = self.store.get("nodes", text(&found.value, "/spec/nodeName"))
         {
-            bound.push(of("node", &node));
+            bound.push(bound_object("node", &node));
         }
         Ok(bound)
     }

@@ -52,10 +52,10 @@ pub fn check_role(role: &Value) -> Vec<Cause> {
     for (n, rule) in list(role, "/rules").iter().enumerate() {
         let at = |field: &str| format!("rules[{n}].{field}");
         let is_empty_list = |field: &str| list(rule, &format!("/{field}")).is_empty();
-        if none("verbs") {
+        if is_empty_list("verbs") {
             faults.push(required(at("verbs"), "verbs must contain at least one value"));
         }
-        if none("nonResourceURLs") {
+        if is_empty_list("nonResourceURLs") {
             for (field, what) in [("apiGroups", "api group"), ("resources", "resource")] {
                 if is_empty_list(field) {
                     let detail = format!("resource rules must supply at least one {what}");
@@ -70,7 +70,10 @@ pub fn check_role(role: &Value) -> Vec<Cause> {
         if namespaced {
             add_path_fault("namespaced rules cannot apply to non-resource URLs");
         }
-        if !(none("apiGroups") && none("resources") && none("resourceNames")) {
+        if !(is_empty_list("apiGroups")
+            && is_empty_list("resources")
+            && is_empty_list("resourceNames"))
+        {
             add_path_fault("rules cannot apply to both regular resources and non-resource URLs");
         }
     }

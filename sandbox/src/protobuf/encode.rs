@@ -275,7 +275,7 @@ impl Backwards {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{decode, read};
+    use super::super::{decode, read_message};
     use super::*;
     use serde_json::{Map, json};
 
@@ -338,7 +338,7 @@ mod tests {
             let mut writer = Backwards::default();
             writer.message(place, &object);
             let mut read_back = Map::new();
-            read(place, &writer.finish(), &mut read_back, 0).unwrap();
+            read_message(place, &writer.finish(), &mut read_back, 0).unwrap();
             assert_eq!(Value::Object(read_back), object, "{name}");
         }
     }

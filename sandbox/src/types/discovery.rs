@@ -107,9 +107,7 @@ fn priority(version: &str) -> (u8, u32, u32) {
 }
 
 fn api_group(name: &str, versions: &[String]) -> Value {
-    let group_version = |version: &String| {
-        json!({ "groupVersion": format!("{name}/{version}"), "version": version })
-    };
+    let group_version = |version: &String| json!({ "groupVersion": format!("{name}/{version}"), "version": version });
     json!({
         "name": name, "versions": versions.iter().map(group_version).collect::<Vec<_>>(),
         "preferredVersion": versions.first().map(group_version),

@@ -21,7 +21,7 @@ pub(super) use self::disk::{
 };
 use self::disk::{UPSTREAMS_DEVICES, remove_published, remove_staged};
 pub(super) use self::volume::{CsiVolume, Handle};
-use self::volume::{map, plugin};
+use self::volume::{plugin, string_map};
 use super::claim::Bound;
 use super::manager::{Inner, Mounted, Server};
 use super::{CLOSED, Error, fs_group, loop_device, make_all, ownership};

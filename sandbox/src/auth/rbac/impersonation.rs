@@ -104,7 +104,7 @@ fn impersonated_user(headers: &HeaderMap) -> ApiResult<Option<User>> {
     let user = User {
         name: first("impersonate-user"),
         uid: first("impersonate-uid"),
-        groups: all("impersonate-group"),
+        groups: values_of("impersonate-group"),
         extra,
     };
     if !user.name.is_empty() {

@@ -262,7 +262,7 @@ mod tests {
         );
         let hint = format!("no{SCALE_HINT}");
         for (why, message) in [(&*hint, "no"), ("no", "no"), ("no-10", "no-10"), ("yes", "yes")] {
-            let found = super::failed(&failed, why.to_owned(), later);
+            let found = super::fail_safe(&failed, why.to_owned(), later);
             assert_eq!(&*found.conditions[0].message, message, "{why}");
         }
         let again = calculate(&failed, 2, counts, DisruptedPods::new(), later);

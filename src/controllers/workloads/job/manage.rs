@@ -335,7 +335,7 @@ mod tests {
             (Attempt::Release(answer(409)), 0, 0, true),
             (Attempt::Release(answer(404)), 1, 1, false),
         ] {
-            let deleted = deleted(std::slice::from_ref(&pod), vec![attempt]);
+            let deleted = count_deleted(std::slice::from_ref(&pod), vec![attempt]);
             assert_eq!(
                 (deleted.all, deleted.ready, deleted.failure.is_some()),
                 (all, ready, fails)

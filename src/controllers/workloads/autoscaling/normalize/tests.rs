@@ -176,8 +176,16 @@ fn a_policy_is_selected() {
         given.select_policy = Some(select.into());
         let down_rules = Rules::down(&given, WINDOW);
         let history = History::default();
-        assert_eq!(history.limited(bounds(500), &up_rules, &down_rules, NOW).0, up, "{select}");
-        assert_eq!(history.limited(bounds(1), &up_rules, &down_rules, NOW).0, down, "{select}");
+        assert_eq!(
+            history.limit_by_policies(bounds(500), &up_rules, &down_rules, NOW).0,
+            up,
+            "{select}"
+        );
+        assert_eq!(
+            history.limit_by_policies(bounds(1), &up_rules, &down_rules, NOW).0,
+            down,
+            "{select}"
+        );
     }
 }
 
