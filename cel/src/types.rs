@@ -136,8 +136,8 @@ impl Type {
         }
     }
 
-    /// Returns whether the type has more parts, itself included. Looks at no more than `most` of
-    /// them.
+    /// Returns whether the type consists of more than `most` types, itself included. Counts no
+    /// further: a type may double with each variable that is built from the one before.
     pub fn has_more_parts_than(&self, most: usize) -> bool {
         /// Counts parts of the type in `budget`; `true`: it does not suffice.
         fn count(of: &Type, budget: &mut usize) -> bool {
@@ -151,7 +151,7 @@ impl Type {
         count(self, &mut { most })
     }
 
-    /// Returns the types inside this one.
+    /// Returns the types inside this one. Those of a map are in its own fields.
     fn params(&self) -> &[Type] {
         match self {
             Type::List(of) | Type::Kind(Some(of)) => std::slice::from_ref(of),

@@ -83,7 +83,8 @@ fn compare_list(json: &[u8], parts: &(Vec<ListPart<Encoded>>, bool)) {
     assert_eq!(*parts, (items.chain([end]).collect(), true));
 }
 
-/// Returns the documents of a text of objects that serde_json reads; `None` of another text.
+/// Splits `json` into its documents with serde_json; `None`: it is malformed, or one of them is
+/// neither an object nor an array.
 fn documents(json: &[u8]) -> Option<Vec<&RawValue>> {
     let documents = serde_json::Deserializer::from_slice(json).into_iter::<&RawValue>();
     let documents = documents.collect::<Result<Vec<_>, _>>().ok()?;

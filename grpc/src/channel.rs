@@ -108,8 +108,9 @@ impl Channel {
         answer
     }
 
-    /// Makes the next call connect again where a host that vanished looks like a slow one. Calls
-    /// that are under way keep their connection.
+    /// Drops the connection to another host after a deadline, so that the next call connects again:
+    /// a host that vanished looks like a slow one. A Unix socket closes with its process,
+    /// and is kept, as is the connection of calls that are under way.
     fn leave_silent_connection(&self) {
         if matches!(self.shared.endpoint, Endpoint::Tls(_)) {
             *self.shared.connection.lock() = None;

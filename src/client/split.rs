@@ -154,7 +154,8 @@ fn is_document(line: &[u8]) -> bool {
         && !may_hold_two_values(line)
 }
 
-/// Returns whether a document may end in this piece of a line.
+/// Returns whether a document may end in this piece of a line, so that a scan is worth its cost: at
+/// its end, before blanks, or before another document. Other ends are found with the line's end.
 fn may_end(piece: &[u8]) -> bool {
     matches!(piece.last(), Some(b'}' | b']' | b' ' | b'\t' | b'\r')) || may_hold_two_values(piece)
 }

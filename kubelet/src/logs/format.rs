@@ -234,8 +234,9 @@ impl Decoder {
         let is_shown = self.since.is_none_or(|since| head.stamp >= since)
             && self.streams.contains(head.is_stderr);
         if is_shown && self.timestamps && self.is_new_line {
+            // As upstream writes times (`RFC3339NanoFixed`): nine digits of the fraction, and `Z`
+            // for UTC. The first 19 bytes are the time to its seconds; the parser has seen a zone.
             let mut time = Vec::with_capacity(40);
-            // The zone follows the fraction of the seconds, which end at 19.
             let zone = head.time.iter().skip(19).position(|byte| b"Z+-".contains(byte));
             time.extend_from_slice(&head.time[..19]);
             // Nine digits: a write to memory does not fail.

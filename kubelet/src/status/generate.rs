@@ -103,7 +103,8 @@ fn nanos(nanos: i64) -> Option<Time> {
     (nanos > 0).then(|| time(Timestamp::from_micros(nanos / 1000)))
 }
 
-/// Computes a pod's status by the runtime, the results of probes and the last status.
+/// Computes the status of a pod for the API server, from what the runtime reports, the results of
+/// probes and the status before.
 pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let has_init = !pod.init_containers().is_empty();
     let all_restart = restarts_all(pod, inputs.runtime, inputs.before);
@@ -119,7 +120,7 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let computed = phase(pod, &init, &containers, inputs.is_terminal);
     let (phase, why) = settled_phase(computed, inputs);
     let ips = ips(pod, inputs);
-    // An agent that restarts takes it from the oldest sandbox.
+    // A kubelet that restarts takes it from the oldest sandbox, which is the last one.
     let oldest = inputs.runtime.sandboxes.last().and_then(|sandbox| nanos(sandbox.created_at));
     let start_time = inputs.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
@@ -143,10 +144,11 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
         all.extend(inputs.resize.iter().cloned());
     }
     status.conditions = Some(all);
-    let before = inputs.before.filter(|before| before.phase.as_deref() == Some("Running"));
-    let limits = inputs.limits.filter(|_| before.is_some());
-    let own = before.and_then(|before| before.resources.as_ref());
-    status.resources = Some(resources::of_pod_itself(pod, limits, own));
+    // What the cgroup limits counts once the pod was seen to run; until then its spec does.
+    let ran = inputs.before.filter(|before| before.phase.as_deref() == Some("Running"));
+    let limits = inputs.limits.filter(|_| ran.is_some());
+    let reported = ran.and_then(|before| before.resources.as_ref());
+    status.resources = Some(resources::of_pod_itself(pod, limits, reported));
     let requests = resources::total(pod, false);
     status.allocated_resources = (!requests.is_empty()).then_some(requests);
     let ephemeral = pod.ephemeral_containers().iter().map(|ephemeral| {

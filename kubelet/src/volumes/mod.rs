@@ -430,7 +430,8 @@ mod tests {
                 "containers": [{"name": "c", "volumeMounts": mounts}],
                 "volumes": [
                     {"name": "data", "emptyDir": {}},
-                    {"name": "config", "configMap": {"name": "none", "optional": true}},
+                    {"name": "config", "configMap": {
+                        "name": "m", "items": [{"key": "k", "path": "a/b"}]}},
                     {"name": "host", "hostPath": {
                         "path": base.join("host/new"), "type": "DirectoryOrCreate"}},
                     {"name": "file", "hostPath": {
@@ -443,7 +444,9 @@ mod tests {
         .unwrap();
         let node = OwnNode::for_tests("1", "1", "");
         let inputs = DownwardInputs { node: &node, pod_ips: &[] };
-        let (none, objects) = (BTreeSet::new(), PodObjects::default());
+        let map = r#"{"apiVersion": "v1", "kind": "ConfigMap", "data": {"k": "v"},
+            "metadata": {"name": "m", "namespace": "n"}}"#;
+        let (none, objects) = (BTreeSet::new(), PodObjects::for_tests(&pod, &[map]));
         let clock = SystemClock::shared();
         let outcomes = plain::set_up(&folders, &pod, &none, inputs, &objects, "t", &clock).unwrap();
         assert!(outcomes.iter().all(|(_, outcome)| outcome.is_ok()), "{outcomes:?}");
@@ -459,6 +462,7 @@ mod tests {
             (of_pod.join("volumes/kubernetes.io~configmap"), 0o750),
             (of_pod.join("volumes/kubernetes.io~configmap/config"), 0o777),
             (of_pod.join("volumes/kubernetes.io~configmap/config/..data"), 0o755),
+            (of_pod.join("volumes/kubernetes.io~configmap/config/a"), 0o755),
             (of_pod.join("containers"), 0o750),
             (of_pod.join("containers/c"), 0o750),
             (of_pod.join("etc-hosts"), 0o644),

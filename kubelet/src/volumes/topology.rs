@@ -93,7 +93,8 @@ fn replace(terms: &mut [core::NodeSelectorTerm], old: &str, new: &str) -> bool {
     has_values
 }
 
-/// Adds the requirement that `key` has one of `values` to all terms; does nothing without values.
+/// Adds the requirement that `key` has one of `values` to all terms, or makes the first term of it.
+/// Does nothing without values.
 /// Upstream: `addTopology`.
 fn add<'a>(
     terms: &mut Vec<core::NodeSelectorTerm>,

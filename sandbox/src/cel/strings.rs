@@ -216,15 +216,17 @@ fn format(pattern: &str, values: &[Value]) -> Result<Value> {
     Ok(text.into())
 }
 
-/// Formats one value by the clause of its letter. Errors: the value's type does not fit the clause.
-fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> {
+/// Formats one value as the letter after `%` asks: `s` text, `d` decimal, `f` fixed-point, `e`
+/// scientific, `b`, `o`, `x` and `X` other bases. Errors: the letter is unknown, or the value's type
+/// does not fit it.
+fn clause_text(letter: char, precision: usize, value: &Value) -> Result<String> {
     let wrong_type = |clause: &str| {
         Err(format!(
             "error during formatting: {clause} clause can only be used on numbers, was given {}",
             value.type_name()
         ))
     };
-    Ok(match (clause, value) {
+    Ok(match (letter, value) {
         ('s', _) => display_text(value),
         ('d', Value::Int(_) | Value::Uint(_)) => value.text().unwrap_or_default(),
         ('f', Value::Double(number)) => format!("{number:.precision$}"),
@@ -255,7 +257,7 @@ fn clause_text(clause: char, precision: usize, value: &Value) -> Result<String> 
         ('b' | 'o' | 'x' | 'X', _) => return wrong_type("integer"),
         _ => {
             return Err(format!(
-                "error during formatting: unrecognized formatting clause {clause:?}"
+                "error during formatting: unrecognized formatting clause {letter:?}"
             ));
         }
     })

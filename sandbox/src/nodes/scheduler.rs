@@ -251,6 +251,8 @@ impl Ledger {
         }
     }
 
+    /// Forgets where a pod is placed, and frees its resources and host ports. It may still wait for
+    /// a node.
     fn remove(&mut self, key: &ObjectKey) {
         self.ports.remove(key);
         self.asked.remove(key);

@@ -246,7 +246,8 @@ fn not_acceptable(words: String) -> ApiError {
     ApiError::new(406, "NotAcceptable", words)
 }
 
-/// Returns the name of this kind's Go type inside the server.
+/// Returns the name that error messages of upstream's server have for a kind: its Go type, such as
+/// `core.Pod`.
 fn go_type(kind: &Kind) -> String {
     match kind.resource.group.split('.').next().unwrap_or_default() {
         _ if kind.is_custom() => "unstructured.Unstructured".to_owned(),

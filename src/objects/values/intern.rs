@@ -314,6 +314,7 @@ impl<'de> Deserialize<'de> for Istr {
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Istr, E> {
                 Ok(Istr::new(text))
             }
+            // Go decodes `null` as an empty string.
             fn visit_unit<E: de::Error>(self) -> Result<Istr, E> {
                 Ok(Istr::default())
             }

@@ -92,17 +92,19 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns why routes may have to change with a Node; `None`: they do not. The periodic resync
-/// cleans up.
+/// Returns what starts a reconciliation after this event of a Node: a change of the Node, or a
+/// resync, which also repairs routes that others changed. `None`: nothing of the Node has changed
+/// that routes depend on.
 fn trigger_of(change: &Change<'_, Node>) -> Option<Trigger> {
     match change {
         Change::Updated { old, new } => {
             let is_changed = old.spec.pod_cidrs != new.spec.pod_cidrs
                 || old.status.addresses != new.status.addresses;
-            let is_resync = old.meta.resource_version == new.meta.resource_version;
+            // Upstream sees a relist as a resync.
+            let is_relist = old.meta.resource_version == new.meta.resource_version;
             match is_changed {
                 true => Some(Trigger::NodeChange),
-                false => is_resync.then_some(Trigger::Periodic),
+                false => is_relist.then_some(Trigger::Periodic),
             }
         }
         Change::Resync { .. } => Some(Trigger::Periodic),

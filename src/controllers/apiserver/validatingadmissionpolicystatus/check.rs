@@ -212,7 +212,7 @@ fn param_kind(policy: &ValidatingAdmissionPolicy) -> Option<GroupVersionKind> {
     Some(GroupVersionKind { group, version, kind: param_kind.kind.clone() })
 }
 
-/// Returns whether upstream has the schema of the kind compiled in.
+/// Returns whether the kind's group is one whose schemas upstream has compiled in.
 fn is_built_in(kind: &GroupVersionKind) -> bool {
     BUILT_IN_GROUPS.contains(&kind.group.as_str())
 }

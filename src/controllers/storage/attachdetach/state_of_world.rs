@@ -421,8 +421,9 @@ impl StateOfWorld {
         }
     }
 
-    /// Removes a volume from the report of a node. Returns the change of the report: once that is
-    /// written, the status does not list the volume.
+    /// Removes a volume from the report of a node. Returns the number of the report's last change:
+    /// once the report with that number is written, the status does not list the volume. 0: the
+    /// node is unknown.
     /// Upstream: `RemoveVolumeFromReportAsAttached`.
     pub(super) fn unreport(&mut self, volume: &Istr, name: &Istr) -> u64 {
         let Some(node) = self.nodes.get_mut(name) else { return 0 };

@@ -147,7 +147,7 @@ enum Known<T> {
 }
 
 /// Returns the object of `found` that the Job owns, if it is the only one. `found`: the objects of
-/// this kind that refer to the Job.
+/// this kind that refer to the Job or to its Workload.
 fn only_object_of_job<T: Object>(mut found: Vec<Arc<T>>, job: &Job, kind: &str) -> Known<T> {
     let Some(last) = found.pop() else { return Known::Missing };
     if !found.is_empty() {
