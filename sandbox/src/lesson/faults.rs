@@ -96,7 +96,8 @@ pub async fn gone(stage: &mut Stage, manager: &mut Actor) -> Result<()> {
         .step(
             manager,
             "wait",
-            phase("replicasets.apps", "Wait {", "Waited"),
+            // With any outcome: the end of an outage, as which a cut may count, ends it too.
+            phase("replicasets.apps", "Wait {", ""),
             "A list is expensive, and many clients may need one at the same time. So the reflector \
              waits, for a random part of a second and longer each time.",
         )
