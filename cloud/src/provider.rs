@@ -76,8 +76,8 @@ pub trait Cloud: Send + Sync + 'static {
 /// [`Error::ImplementedElsewhere`] to `ensure` and `update`, but still deletes what it made.
 /// Upstream: `cloudprovider.LoadBalancer`.
 pub trait LoadBalancer: Send + Sync {
-    /// Returns the name of the load balancer in the cloud. [`default_load_balancer_name`] is a
-    /// choice.
+    /// Returns the name of the load balancer in the cloud. [`default_load_balancer_name`]
+    /// serves where the cloud has no rule of its own.
     fn name(&self, service: &Service) -> String;
 
     /// Returns the status of the load balancer; `None`: it does not exist.

@@ -195,9 +195,14 @@ fn with_go_bounds(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find(BOUND) {
         let (before, from) = rest.split_at(at + BOUND.len());
-        let (number, after) = from.split_once('"').unwrap_or((from, ""));
+        let (value, after) = from.split_once('"').unwrap_or((from, ""));
+        // Other labels end in these letters too, such as `role`.
+        let is_bound = rest[..at].ends_with(['{', ',']);
         out.push_str(before);
-        out.push_str(&go_exponent(number).unwrap_or_else(|| number.to_owned()));
+        match go_exponent(value).filter(|_| is_bound) {
+            Some(number) => out.push_str(&number),
+            None => out.push_str(value),
+        }
         out.push('"');
         rest = after;
     }
@@ -289,10 +294,10 @@ mod tests {
     fn bounds_are_written_as_go_writes_them() {
         let text = "a{le=\"0.00000001\"} 0\na{x=\"y\",le=\"0.00009999999999999999\"} 1\n\
                     a{le=\"0.0001\"} 0.00001\na{le=\"262144\"} 0\na{le=\"1048576\"} 0\n\
-                    a{le=\"0\"} 0\na{le=\"+Inf\"} 2\n";
+                    a{le=\"0\"} 0\na{le=\"+Inf\"} 2\nb{role=\"1048576\"} 0\n";
         let gos = "a{le=\"1e-08\"} 0\na{x=\"y\",le=\"9.999999999999999e-05\"} 1\n\
                    a{le=\"0.0001\"} 0.00001\na{le=\"262144\"} 0\na{le=\"1.048576e+06\"} 0\n\
-                   a{le=\"0\"} 0\na{le=\"+Inf\"} 2\n";
+                   a{le=\"0\"} 0\na{le=\"+Inf\"} 2\nb{role=\"1048576\"} 0\n";
         assert_eq!(with_go_bounds(text), gos);
     }
 }

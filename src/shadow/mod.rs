@@ -273,7 +273,8 @@ impl Inner {
         self.ledger.lock().record_refusal(now, intended, is_met);
     }
 
-    /// Logs a write that a controller would make, and adds it to the ledger.
+    /// Logs a write that a controller would make, adds it to the ledger as a claim too, and wakes
+    /// the held watches.
     fn record_intended(&self, intended: IntendedWrite) {
         log::debug!(
             "shadow: {}: {} {}",

@@ -369,7 +369,9 @@ impl Assignment {
         Err(Failure::Busy("the Service changes all the time"))
     }
 
-    /// Returns whether the Service has addresses of this provider.
+    /// Returns whether the Service has addresses of this provider, or they are reserved for it. The
+    /// label counts: it is on every Service with addresses, also with those that a person asked
+    /// for, which are not among the given.
     pub fn has_given(&self, service: &Service) -> bool {
         let is_labelled = service.meta.labels.get(IMPLEMENTATION) == Some(KUBE_VIP);
         is_labelled
@@ -547,7 +549,8 @@ fn changed_field(
 }
 
 /// Returns the patch that removes what this provider has written into a Service; `None`: it has
-/// nothing of it. A person's own annotation and field stay.
+/// nothing of it. A person's own annotation, field and label stay, and kube-vip's interface does:
+/// nothing says whose it is.
 fn removal(service: &Service) -> Option<Value> {
     let annotations = &service.meta.annotations;
     let given = annotations.get(GIVEN_ADDRESSES);
@@ -567,8 +570,11 @@ fn removal(service: &Service) -> Option<Value> {
     if is_granted {
         removed.insert(GRANTED_ADDRESSES.to_owned(), Value::Null);
     }
-    let labels = json!({ IMPLEMENTATION: null });
-    Some(patch_of(json!({ "annotations": removed, "labels": labels }), new_field))
+    let mut metadata = json!({ "annotations": removed });
+    if is_labelled {
+        metadata["labels"] = json!({ IMPLEMENTATION: null });
+    }
+    Some(patch_of(metadata, new_field))
 }
 
 /// Patches a Service if it still has the uid and version of `meta`, and returns the new version.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 
 use super::usage::{field, number};
 use super::{Hierarchy, UNBOUNDED};
@@ -17,7 +18,8 @@ pub struct Details {
     pub threads: Option<u64>,
     /// 0: there is no limit.
     pub threads_max: Option<u64>,
-    pub processes: Option<u64>,
+    /// Those of the cgroup itself, without those below it.
+    pub processes: Option<Processes>,
     /// Version 2 with PSI: `cpu`, `memory` and `io`.
     pub pressure: BTreeMap<&'static str, Pressure>,
 }
@@ -74,6 +76,14 @@ pub struct Io {
     pub writes: u64,
 }
 
+/// The processes of one cgroup, and what they have open.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Processes {
+    pub count: u64,
+    pub descriptors: u64,
+    pub sockets: u64,
+}
+
 /// How long processes have waited. Upstream: `PSIStats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Pressure {
@@ -121,8 +131,41 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Details {
         true => v2(&files),
         false => v1(&files),
     };
-    details.processes = super::usage::count(hierarchy, path);
+    details.processes = files.text("cpu", "cgroup.procs").map(|text| processes(&text));
     details
+}
+
+/// Counts the processes with these numbers, one a line, and what they have open. Upstream:
+/// `processStatsFromProcs`.
+fn processes(numbers: &str) -> Processes {
+    let mut counts = Processes::default();
+    for process in numbers.lines() {
+        counts.count += 1;
+        // One that has ended meanwhile has nothing open.
+        for descriptor in fs::read_dir(format!("/proc/{process}/fd")).into_iter().flatten() {
+            let Ok(descriptor) = descriptor else { continue };
+            counts.descriptors += 1;
+            let target = fs::read_link(descriptor.path());
+            if target.is_ok_and(|target| target.as_os_str().as_bytes().starts_with(b"socket")) {
+                counts.sockets += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// Returns how many files a process may have open; -1: as many as it likes. `None`: it has ended.
+pub fn open_file_limit(process: u32) -> Option<i64> {
+    soft_limit(&fs::read_to_string(format!("/proc/{process}/limits")).ok()?)
+}
+
+/// Returns the soft limit of open files in the content of `/proc/PID/limits`.
+fn soft_limit(limits: &str) -> Option<i64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(-1),
+        number => number.parse().ok(),
+    }
 }
 
 /// Reads how long the processes of a cgroup have waited; empty: the kernel does not count it.
@@ -382,7 +425,7 @@ mod tests {
         let io = Io { read_bytes: 10, written_bytes: 20, reads: 1, writes: 2 };
         assert_eq!(found.io, BTreeMap::from([("8:0".to_owned(), io)]));
         assert_eq!(
-            (found.threads, found.threads_max, found.processes),
+            (found.threads, found.threads_max, found.processes.map(|own| own.count)),
             (Some(3), Some(0), Some(2))
         );
         let pressure = found.pressure["cpu"];
@@ -431,5 +474,21 @@ mod tests {
         assert!(found.pressure.is_empty());
         let absent = read(&Hierarchy::v1_for_tests(&tree.0, &controllers), "/b");
         assert_eq!(absent, Details::default());
+    }
+
+    #[test]
+    fn open_files_of_processes_are_counted_and_their_limit_is_read() {
+        let (_one, _two) = std::os::unix::net::UnixStream::pair().expect("sockets");
+        let own = processes(&format!("{}\n4194305\n", std::process::id()));
+        assert_eq!(own.count, 2, "one has ended");
+        assert!(own.sockets >= 2 && own.descriptors >= own.sockets, "{own:?}");
+        assert!(open_file_limit(std::process::id()).is_some());
+        for (limits, expected) in [
+            ("Limit  Soft Limit\nMax open files   1024   4096   files \n", Some(1024)),
+            ("Max open files   unlimited   unlimited   files \n", Some(-1)),
+            ("Max cpu time   1   1   seconds \n", None),
+        ] {
+            assert_eq!(soft_limit(limits), expected, "{limits}");
+        }
     }
 }

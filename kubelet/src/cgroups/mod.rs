@@ -331,8 +331,8 @@ fn remove_tree(folder: &Path) -> io::Result<()> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
     pub is_v2: bool,
-    /// Whether swap has a file. Upstream: `checkSwapControllerAvailability`.
-    pub has_swap_file: bool,
+    /// Whether there is a file that limits swap. Upstream: `checkSwapControllerAvailability`.
+    pub limits_swap: bool,
 }
 
 impl Features {
@@ -351,7 +351,7 @@ impl Features {
             }
             Err(_) => (false, None),
         };
-        Features { is_v2, has_swap_file: file.is_some_and(|file| file.exists()) }
+        Features { is_v2, limits_swap: file.is_some_and(|file| file.exists()) }
     }
 
     /// Returns entries of `unified` for containers in version 2: the kernel kills all processes of
@@ -360,7 +360,7 @@ impl Features {
     pub fn unified(self) -> HashMap<String, String> {
         let entries = [
             ("memory.oom.group", "1", self.is_v2),
-            ("memory.swap.max", "0", self.is_v2 && self.has_swap_file),
+            ("memory.swap.max", "0", self.is_v2 && self.limits_swap),
         ];
         let present = entries.into_iter().filter(|(_, _, is_present)| *is_present);
         present.map(|(file, content, _)| (file.to_owned(), content.to_owned())).collect()
@@ -369,7 +369,7 @@ impl Features {
     /// Returns whether a container's limit of memory is its limit of memory and swap too: its swap
     /// in version 1. Upstream: `ConfigureNoSwap`.
     pub fn limits_memory_and_swap(self) -> bool {
-        !self.is_v2 && self.has_swap_file
+        !self.is_v2 && self.limits_swap
     }
 }
 
@@ -400,13 +400,13 @@ mod tests {
     #[test]
     fn containers_have_no_swap_where_it_is_limited() {
         let (group, swap) = (("memory.oom.group", "1"), ("memory.swap.max", "0"));
-        for (is_v2, has_swap_file, expected, both) in [
+        for (is_v2, limits_swap, expected, both) in [
             (false, false, &[][..], false),
             (false, true, &[], true),
             (true, false, &[group], false),
             (true, true, &[group, swap], false),
         ] {
-            let features = Features { is_v2, has_swap_file };
+            let features = Features { is_v2, limits_swap };
             let expected = expected.iter().map(|(file, text)| (file.to_string(), text.to_string()));
             assert_eq!(features.unified(), expected.collect(), "{features:?}");
             assert_eq!(features.limits_memory_and_swap(), both, "{features:?}");

@@ -287,8 +287,9 @@ impl PodStore {
         state.written_mirror_status(pod).cloned()
     }
 
-    /// Makes the last status of a static pod continue that of its mirror pod, which was seen after
-    /// it. `None`: it does so already, or one of the two is missing.
+    /// Takes the start time and the times of conditions that still hold into the last status of a
+    /// static pod from its mirror pod, which was seen after it. `None`: they were taken already, one
+    /// of the two is missing, or the pod was rejected, whose status stays.
     pub(super) fn continue_mirror(&self, pod: &Pod, now: Timestamp) -> Option<StatusChange> {
         let mut state = self.state.lock();
         let mirrored = state.written_mirror_status(pod).cloned()?;

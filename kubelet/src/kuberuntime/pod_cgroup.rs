@@ -64,7 +64,8 @@ impl Manager {
         Ok(true)
     }
 
-    /// Returns what a pod's cgroup limits; `None`: the kubelet does not limit it.
+    /// Returns what a pod's cgroup limits; `None`: the kubelet limits no cgroups, or its limits
+    /// cannot be read.
     pub async fn pod_limits(&self, pod: &Arc<Pod>) -> Option<PodLimits> {
         let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
         task::blocking(move || cgroups.pod_limits(&pod)).await

@@ -29,6 +29,8 @@ pub enum ResizeError {
     Sandbox(cri::Error),
     /// The runtime does not update a container.
     Container(cri::Error),
+    /// The limits of the cgroup of the pod with this name cannot be read.
+    Limits(String),
     /// The cgroup of the pod cannot be written.
     Cgroup(io::Error),
     /// What was done cannot be recorded.
@@ -46,6 +48,9 @@ impl fmt::Display for ResizeError {
                 "failed to notify runtime for UpdatePodSandboxResources; resize rejected",
             ),
             ResizeError::Container(error) => error.fmt(f),
+            ResizeError::Limits(pod) => {
+                write!(f, "unable to get pod cgroup memory config for pod {pod:?}")
+            }
             ResizeError::Cgroup(_) => f.write_str("failed to set cgroup config"),
             ResizeError::Record(error) => error.fmt(f),
         }
@@ -55,7 +60,7 @@ impl fmt::Display for ResizeError {
 impl std::error::Error for ResizeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            ResizeError::BelowUsage(_) => None,
+            ResizeError::BelowUsage(_) | ResizeError::Limits(_) => None,
             ResizeError::Sandbox(error) => Some(error),
             ResizeError::Container(error) => error.source(),
             ResizeError::Cgroup(error) => Some(error),
@@ -94,7 +99,7 @@ impl Manager {
         if actions.is_empty() {
             return Ok(());
         }
-        let cgroup = self.pod_cgroup(pod).await;
+        let cgroup = self.pod_cgroup(pod).await?;
         self.check_memory(pod, cgroup.as_ref(), actions).await?;
         if cgroup.is_some() {
             self.update_sandbox(pod, sandbox).await?;
@@ -124,13 +129,15 @@ impl Manager {
     }
 
     /// Reads the limits of a pod's cgroup, and computes those that it should have. `None`: the
-    /// kubelet does not limit the cgroup.
-    async fn pod_cgroup(&self, pod: &Arc<Pod>) -> Option<PodCgroup> {
-        let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
+    /// kubelet limits no cgroups.
+    async fn pod_cgroup(&self, pod: &Arc<Pod>) -> Result<Option<PodCgroup>, ResizeError> {
+        let Some(cgroups) = self.cgroups.clone() else { return Ok(None) };
+        let pod = pod.clone();
         let read = move || {
-            let current = cgroups.pod_limits(&pod)?;
+            let current = cgroups.pod_limits(&pod);
+            let current = current.ok_or_else(|| ResizeError::Limits(pod.display_name()))?;
             let desired = cgroups.rounded(Resources::of_pod(&pod));
-            Some(PodCgroup { current, desired, cgroups })
+            Ok(Some(PodCgroup { current, desired, cgroups }))
         };
         task::blocking(read).await
     }

@@ -15,7 +15,7 @@ use crate::cgroups::usage::{self, swap_of_machine};
 use crate::pod::{Pod, PodExt, Uid};
 
 /// The families with their kinds and help texts, in the order of the alphabet.
-const FAMILIES: [(&str, &str, &str); 60] = [
+const FAMILIES: [(&str, &str, &str); 63] = [
     (
         "cadvisor_version_info",
         "gauge",
@@ -48,6 +48,7 @@ const FAMILIES: [(&str, &str, &str); 60] = [
         "counter",
         "Cumulative user cpu time consumed in seconds.",
     ),
+    ("container_file_descriptors", "gauge", "Number of open file descriptors for the container."),
     ("container_fs_inodes_free", "gauge", "Number of available Inodes"),
     ("container_fs_inodes_total", "gauge", "Number of Inodes"),
     (
@@ -159,6 +160,7 @@ const FAMILIES: [(&str, &str, &str); 60] = [
         "gauge",
         "1 if there was an error while getting container metrics, 0 otherwise",
     ),
+    ("container_sockets", "gauge", "Number of open sockets for the container."),
     ("container_spec_cpu_period", "gauge", "CPU period of the container."),
     ("container_spec_cpu_quota", "gauge", "CPU quota of the container."),
     ("container_spec_cpu_shares", "gauge", "CPU share of the container."),
@@ -179,6 +181,11 @@ const FAMILIES: [(&str, &str, &str); 60] = [
         "container_threads_max",
         "gauge",
         "Maximum number of threads allowed inside the container, infinity if value is zero",
+    ),
+    (
+        "container_ulimits_soft",
+        "gauge",
+        "Soft ulimit values for the container root process. Unlimited if -1, except priority and nice",
     ),
     ("machine_cpu_cores", "gauge", "Number of logical CPU cores."),
     ("machine_cpu_physical_cores", "gauge", "Number of physical CPU cores."),
@@ -469,6 +476,16 @@ fn add_cgroup(
     page.add_timed("container_last_seen", &labels, source.now.to_jiff().as_second() as f64);
     page.add("container_start_time_seconds", &labels, subject.started_seconds as f64);
     add_series(page, &labels, &details);
+    // A cgroup without a name is no container: the machine's first process, or none.
+    let first_process = match (subject.name, &*subject.id) {
+        ("", "/") => Some(1),
+        ("", _) => None,
+        _ => usage::first_process(source.hierarchy, &subject.id),
+    };
+    if let Some(limit) = first_process.and_then(details::open_file_limit) {
+        let labels = format!("{labels},ulimit=\"max_open_files\"");
+        page.add_timed("container_ulimits_soft", &labels, limit as f64);
+    }
     for (number, io) in &details.io {
         let labels = format!("{labels},device={:?}", devices.name(number));
         page.add_timed("container_fs_reads_bytes_total", &labels, io.read_bytes as f64);
@@ -536,11 +553,14 @@ fn add_series(page: &mut Page, labels: &str, details: &Details) {
             page.add_timed("container_memory_failures_total", &labels, value as f64);
         }
     }
-    for (name, value) in [
-        ("container_processes", details.processes),
-        ("container_threads", details.threads),
-        ("container_threads_max", details.threads_max),
-    ] {
+    if let Some(processes) = details.processes {
+        page.add_timed("container_processes", labels, processes.count as f64);
+        page.add_timed("container_file_descriptors", labels, processes.descriptors as f64);
+        page.add_timed("container_sockets", labels, processes.sockets as f64);
+    }
+    for (name, value) in
+        [("container_threads", details.threads), ("container_threads_max", details.threads_max)]
+    {
         if let Some(value) = value {
             page.add_timed(name, labels, value as f64);
         }
@@ -593,7 +613,7 @@ fn add_network(page: &mut Page, labels: &str, process: Option<u32>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cgroups::details::{Cpu, MemoryDetails};
+    use crate::cgroups::details::{Cpu, MemoryDetails, Processes};
 
     #[test]
     fn families_are_in_order_and_known() {
@@ -627,6 +647,7 @@ mod tests {
             }),
             memory: Some(MemoryDetails { working_set: 5, limit: 9, ..MemoryDetails::default() }),
             pressure: [("cpu", Pressure::default())].into(),
+            processes: Some(Processes { count: 1, descriptors: 4, sockets: 2 }),
             ..Details::default()
         };
         let mut page = Page::new(Timestamp::from_secs(3));
@@ -643,6 +664,8 @@ mod tests {
             format!("container_memory_working_set_bytes{{{labels}}} 5 3000"),
             format!("container_spec_memory_limit_bytes{{{labels}}} 9"),
             format!("container_pressure_cpu_waiting_seconds_total{{{labels}}} 0 3000"),
+            format!("container_file_descriptors{{{labels}}} 4 3000"),
+            format!("container_sockets{{{labels}}} 2 3000"),
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -127,8 +127,9 @@ pub(super) async fn bound(
     Ok(bound)
 }
 
-/// Checks that a claim is bound and is not being deleted, and returns the name of its volume.
-/// Upstream: `getPVCExtractPV`.
+/// Checks that a claim is bound and not deleted, and returns the name of its volume. One that is
+/// being deleted counts while it has its protection finalizer: pods that run use it, also after a
+/// restart of the kubelet. Upstream: `getPVCExtractPV`.
 fn check_claim(claim: &core::PersistentVolumeClaim) -> Result<String, Error> {
     let is_protected =
         claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION);

@@ -156,6 +156,7 @@ impl State {
         of_pods.collect()
     }
 
+    /// Returns the state of a pod's volume; a new one if it is not known.
     pub(super) fn volume(&mut self, uid: &Uid, name: &str) -> &mut VolumeState {
         let pod = self.pods.entry(uid.clone()).or_default();
         pod.volumes.entry(name.to_owned()).or_default()

@@ -89,7 +89,8 @@ impl Comparison {
     }
 }
 
-/// Compares `old` and `new`; at least one of them is present.
+/// Compares `old` and `new`, at least one of which is present, part by part. A value that only one
+/// side has is listed with all its parts; a changed one only where nothing below it can be compared.
 pub fn compare(shape: Shape<'_>, old: Option<&Value>, new: Option<&Value>) -> Comparison {
     let mut found = Comparison::default();
     if old == new {

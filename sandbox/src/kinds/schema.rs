@@ -14,8 +14,8 @@ pub(super) fn additional(schema: &Value) -> Option<&Value> {
 }
 
 /// Returns whether `key` is a standard member of a resource, which the schema does not describe.
-pub(super) fn is_own(resource: bool, key: &str) -> bool {
-    resource && matches!(key, "apiVersion" | "kind" | "metadata")
+pub(super) fn is_own(is_resource: bool, key: &str) -> bool {
+    is_resource && matches!(key, "apiVersion" | "kind" | "metadata")
 }
 
 /// Drops the members the schema does not know.

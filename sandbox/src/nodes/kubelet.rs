@@ -484,7 +484,7 @@ impl Kubelet {
         }
     }
 
-    /// Reports the conditions of a node that are not those of a ready one.
+    /// Reports a node as ready, with all conditions, unless its live object says so already.
     async fn report_ready(&self, key: &ObjectKey, now: Timestamp) -> client::Result<()> {
         let nodes = self.client.resource(&NODES);
         let live: Value = nodes.get(key).await?;

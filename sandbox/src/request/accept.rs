@@ -173,12 +173,12 @@ impl<'h> Accept<'h> {
         subresource: &str,
         verb: &str,
     ) -> ApiResult<(Form, Encoding)> {
-        // Scale is a built-in kind, also as the subresource of a custom kind.
-        let whole = subresource == "scale"
+        // Custom kinds have no Protobuf form; a Scale has one, also as their subresource.
+        let has_protobuf = subresource == "scale"
             || !kind.is_custom()
                 && protobuf::knows(&kind.resource.api_version(), &kind.resource.kind);
         let form = |encoding, convert: Option<Convert<'h>>| match convert {
-            None => (encoding == Encoding::Json || whole).then_some((Form::Object, "")),
+            None => (encoding == Encoding::Json || has_protobuf).then_some((Form::Object, "")),
             Some(Convert { group: "meta.k8s.io", version: "v1", kind }) => match kind {
                 "Table" if encoding == Encoding::Json => Some((Form::Table, kind)),
                 ONE_METADATA | ALL_METADATA => Some((Form::Partial, kind)),
@@ -192,6 +192,7 @@ impl<'h> Accept<'h> {
         });
         let ((form, converted), encoding) = found?;
         let own = go_type(kind);
+        // A list is converted to a list of metadata, one object to one.
         let but = match (verb, converted) {
             ("list", ONE_METADATA) => format!("is a list (*{own}List)"),
             ("get", ALL_METADATA) => format!("is not a list (*{own})"),

@@ -291,7 +291,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Returns the power of ten that belongs to the digits. It wraps around, as upstream's.
+    /// Returns the power of ten that belongs to the digits, whole and fraction read as one integer;
+    /// that of a binary unit is not in it. It wraps around, as upstream's.
     pub fn scale(&self) -> i32 {
         let exponent = match self.unit {
             Unit::Decimal(exponent, _) => exponent,

@@ -105,10 +105,10 @@ pub fn start(
 /// Returns how long it is until the next start; zero if the schedule is never due. Upstream:
 /// `nextScheduleTimeDuration`.
 pub fn wait(cron_job: &CronJob, schedule: &Schedule, now: Timestamp) -> Duration {
+    // Not from now: `@every` counts from the former start.
     let from = match recent_starts(cron_job, schedule, now, None) {
-        Ok(Recent { last: Some(last), .. }) => last,
-        Ok(Recent { since, missed: Missed::None, .. }) => since,
-        Ok(_) | Err(_) => now,
+        Ok(Recent { last, since, .. }) => last.unwrap_or(since),
+        Err(_) => now,
     };
     schedule.next(from).map_or(Duration::ZERO, |next| (next + MARGIN).duration_since(now))
 }

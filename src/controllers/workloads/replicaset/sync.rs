@@ -75,6 +75,8 @@ impl<S: Replicating> ReplicaSets<S> {
             }
         };
 
+        // The outcome of a write may be unknown, or a deleted set of this name may have left orphans:
+        // then the server is asked what there is, and the sync waits until the cache has it.
         self.consistency.note_successor(&key, &set.meta().uid, &Pod::RESOURCE);
         if self.consistency.settle(&key, &selector, &self.client).await? {
             self.consistency.ensure_ready(&key)?;
