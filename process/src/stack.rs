@@ -120,7 +120,8 @@ impl StackReader {
     }
 }
 
-/// Lists the code that is loaded now, with its tables.
+/// Lists the code that is loaded now, with its tables for unwinding: `.eh_frame`, and its index
+/// `.eh_frame_hdr`.
 fn loaded_modules() -> Vec<Module<Tables>> {
     /// Adds the code of one loaded file to `list`, if it has tables for unwinding.
     ///
@@ -144,15 +145,15 @@ fn loaded_modules() -> Vec<Module<Tables>> {
         let loads = || headers.iter().filter(|header| header.p_type == libc::PT_LOAD);
         let index = headers.iter().find(|header| header.p_type == libc::PT_GNU_EH_FRAME);
         let Some(index) = index.map(range) else { return 0 };
-        let Some(tables) = loads().map(range).find(|range| range.contains(&index.start)) else {
+        let Some(segment) = loads().map(range).find(|range| range.contains(&index.start)) else {
             return 0;
         };
         let part = |start: u64| {
             // SAFETY: the part is loaded, read-only, and stays: no library is unloaded.
-            unsafe { slice::from_raw_parts(start as *const u8, (tables.end - start) as usize) }
+            unsafe { slice::from_raw_parts(start as *const u8, (segment.end - start) as usize) }
         };
         let Some(frames) = frames_of(part(index.start), index.start) else { return 0 };
-        if !tables.contains(&frames) {
+        if !segment.contains(&frames) {
             return 0;
         }
         for code in loads().filter(|header| header.p_flags & libc::PF_X != 0).map(range) {

@@ -289,7 +289,8 @@ async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
 }
 
 /// Runs the controllers until stopped, under the lease if there is an election; then prints the
-/// report of shadow mode, if it has begun.
+/// report of shadow mode, if it has begun. After a lost lease it returns at once: see
+/// [`result_of_run`].
 async fn run_elected(served: Served) -> Result<(), Vec<String>> {
     let failure = match &served.main {
         Some(main) => lead(&served, main).await?,

@@ -118,8 +118,9 @@ impl Client {
     /// # Errors
     /// [`Error::Status`] for any other status, [`Error::Transport`] when no answer came in time,
     /// [`Error::GuardRefused`] or [`Error::Shadowed`] for a write that was not sent,
-    /// [`Error::Stopped`] for a request that waited at the stop, [`Error::Credentials`] without
-    /// credentials to show.
+    /// [`Error::Stopped`] for a request that waited for the limiter at the stop (one that waited for
+    /// a further attempt fails as the attempt before), [`Error::Credentials`] without credentials to
+    /// show.
     pub async fn open(&self, call: &Call) -> Result<http_types::Body> {
         if let Some(interceptor) = &self.inner.interceptor {
             match is_read(call.method, &call.path) {

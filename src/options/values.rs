@@ -394,6 +394,7 @@ impl Value for Level {
     fn text(&self) -> String {
         self.0.to_string()
     }
+    // All defaults are empty or 0, which pflag does not show.
     fn shown(&self) -> String {
         String::new()
     }
@@ -514,6 +515,7 @@ impl Value for Quantity {
     fn text(&self) -> String {
         self.0.to_string()
     }
+    // All defaults are empty or 0, which pflag does not show.
     fn shown(&self) -> String {
         String::new()
     }
@@ -595,6 +597,7 @@ impl Value for Version {
     fn text(&self) -> String {
         self.0.clone()
     }
+    // All defaults are empty or 0, which pflag does not show.
     fn shown(&self) -> String {
         String::new()
     }

@@ -216,12 +216,14 @@ fn list_of_collection(call: &Call, place: &Place) -> Option<Call> {
     })
 }
 
-/// Returns the path of the object that a write changes or creates; `None` when it has no name yet.
+/// Returns the path of the object that a write is compared with: the one that it changes or creates,
+/// or its Scale. `None` for a collection, and for a name that the server generates.
 fn object_path(target: &Target, place: &Place) -> Option<String> {
     if place.name.is_empty() || place.name.ends_with('*') {
         return None;
     }
     Some(match (target.name.as_str(), target.subresource.as_str()) {
+        // A creation: the path is that of the collection.
         ("", _) => format!("{}/{}", target.object_path.trim_end_matches('/'), place.name),
         (_, "scale") => format!("{}/scale", target.object_path),
         _ => target.object_path.clone(),

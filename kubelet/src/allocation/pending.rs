@@ -14,9 +14,9 @@ pub fn requests_grow(wanted: &Pod, allocated: &Pod) -> bool {
     ["memory", "cpu"].into_iter().any(grows)
 }
 
-/// Orders two pods by which is tried first: one that asks for less, the higher priority, the class
-/// Guaranteed, the one that waits longer. `grows`: whether it asks for more; `since`: when it began
-/// to wait.
+/// Orders two pods by which is tried first: one that asks for no more than it has, the higher
+/// priority, the class Guaranteed, the one that waits longer. `grows`: whether it asks for more;
+/// `since`: when it began to wait, `None`: just now.
 pub fn order(a: (&Pod, bool, Option<Timestamp>), b: (&Pod, bool, Option<Timestamp>)) -> Ordering {
     let ((a, a_grows, a_since), (b, b_grows, b_since)) = (a, b);
     let priority = |pod: &Pod| pod.spec().priority.unwrap_or(0);

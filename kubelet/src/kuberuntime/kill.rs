@@ -123,7 +123,8 @@ impl Manager {
 
     /// Runs the `preStop` hook, waits for containers that have to end before, and stops a
     /// container, all of it within the grace period; `grace`: in place of the pod's own.
-    /// `ends`: the ends of the pod's containers that run.
+    /// `ends`: the ends of the pod's containers that run; `None`: the container is ended alone and
+    /// waits for no other.
     pub(super) async fn kill_container(
         &self,
         pod: &Arc<Pod>,

@@ -27,8 +27,8 @@ pub fn is_own(kind: &str) -> bool {
     OWN.contains(&kind)
 }
 
-/// Returns whether conditions of this type say how far a resize is: their times are those of its
-/// steps.
+/// Returns whether conditions of this type say how far a resize is. They bring their transition time
+/// with them, that of the last change of the reason: the status, always True, says nothing of it.
 pub fn is_of_resize(kind: &str) -> bool {
     ["PodResizeInProgress", "PodResizePending"].contains(&kind)
 }

@@ -248,6 +248,7 @@ impl fmt::Display for Error {
             Error::NoKey { kind: Kind::ConfigMap, key } => {
                 write!(f, "configmap references non-existent config key: {key}")
             }
+            // No volume is of a RuntimeClass.
             Error::NoKey { kind: Kind::Secret | Kind::RuntimeClass, key } => {
                 write!(f, "references non-existent secret key: {key}")
             }
@@ -258,7 +259,7 @@ impl fmt::Display for Error {
                     texts => write!(f, "[{}]", texts.join(", ")),
                 }
             }
-            // The cause follows after a colon.
+            // The cause follows after a colon, with upstream's space before it.
             Error::Step { step, name, .. } => write!(f, "{step} for volume {name:?} "),
             Error::NoServer => f.write_str("it needs an API server"),
             Error::Claim { namespace, name, .. } => {

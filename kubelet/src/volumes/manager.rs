@@ -273,8 +273,9 @@ impl VolumeManager {
         self.end(uid, Rest::Nothing).await
     }
 
-    /// As [`tear_down`](Self::tear_down), but the last messages of its containers stay: a kubelet that
-    /// starts later reads them again, as long as the pod's source has the pod.
+    /// As [`tear_down`](Self::tear_down), but the last messages (`terminationMessagePath`) of its
+    /// containers stay: a kubelet that starts later reads them again, as long as the pod's source
+    /// has the pod.
     ///
     /// # Errors
     /// The first failure; what could be undone is undone.

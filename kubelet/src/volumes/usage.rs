@@ -241,8 +241,8 @@ impl Inner {
     }
 }
 
-/// Decides how a volume is measured. `None`: it is not, such as a hostPath. `driven`: its handle,
-/// if a CSI driver has it.
+/// Decides how a volume is measured. `None`: not here: a hostPath is not measured, and `stats`
+/// measures those whose files are in the pod's folder. `driven`: its handle, if a CSI driver has it.
 fn gauge_of(
     folders: &Folders,
     uid: &Uid,

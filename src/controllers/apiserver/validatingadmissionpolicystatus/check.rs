@@ -312,8 +312,8 @@ impl LazyFields for Variables {
     }
 }
 
-/// Returns the type of a variable whose expression has the type `result`; an object becomes
-/// dynamic. Upstream: `convertCelTypeToDeclType`.
+/// Returns the type of a variable whose expression has the type `result`: basic types, lists and maps
+/// keep theirs, all others become dynamic. Upstream: `convertCelTypeToDeclType`.
 fn to_variable_type(result: &Type) -> Type {
     match result {
         Type::List(_) | Type::Map(_) => result.map_params(&mut |inner| to_variable_type(inner)),

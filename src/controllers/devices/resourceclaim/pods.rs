@@ -332,7 +332,8 @@ fn consumer_reference<T: Resource>(meta: &Meta) -> Value {
     reference
 }
 
-/// Builds the patch that appends a consumer to `reservedFor`.
+/// Builds the status of a strategic merge patch that appends a consumer to `reservedFor`, a list
+/// that is merged by uid.
 fn reservation_patch(claim: &ResourceClaim, consumer: Value) -> Value {
     let old = claim.status.reserved_for.iter().map(|consumer| json!({ "uid": consumer.uid }));
     let order: Vec<Value> = old.chain([json!({ "uid": consumer["uid"] })]).collect();

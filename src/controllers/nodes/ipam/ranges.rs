@@ -131,7 +131,8 @@ impl Ranges {
         }
     }
 
-    /// Takes the ranges that a node has, and returns those that lie outside of the cluster's.
+    /// Takes the ranges that a node has, frees others that [`Ranges::allocate`] gave to its name, and
+    /// returns those that lie outside of the cluster's.
     /// Upstream: `occupyCIDRs`, which fails at the first of them.
     pub fn occupy(&mut self, node: &Node) -> Vec<String> {
         let own = &node.spec.pod_cidrs;

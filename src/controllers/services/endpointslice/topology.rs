@@ -113,6 +113,7 @@ impl TopologyCache {
         state.populated.remove(service);
     }
 
+    /// Forgets a Service with all its address types.
     pub fn forget(&self, service: &ObjectKey) {
         let mut state = self.state();
         state.hinted.remove(service);

@@ -226,7 +226,8 @@ impl AttachDetach {
     }
 
     /// Detaches a volume by its FlexVolume driver, which `Plugin::from_unique_name` does not know.
-    /// Volumes of FC and iSCSI have nothing to detach in the controller.
+    /// Volumes of FC and iSCSI have nothing to detach in the controller; a name of no known form
+    /// counts as detached.
     async fn detach_in_tree(&self, unique: &str, node: &str) -> Result<(), String> {
         match (Plugin::from_unique_name(unique), flex_driver_of(unique), &self.resolver.flex) {
             (None, Some((driver, volume)), Some(drivers)) => {

@@ -80,15 +80,14 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Returns whether `volume` meets the claim's requirements, except selector and class; it need
-    /// not be free.
+    /// Returns whether `volume` meets what the claim requires also of a volume that names it: all but
+    /// the label selector and the StorageClass, which count for a free volume only.
     fn is_suited_by(&self, volume: &PersistentVolume) -> bool {
-        let class = |name| attributes_class(name);
         Modes::new(&volume.spec.access_modes).include(self.modes)
             && volume.spec.capacity.unwrap_or_default().compare(self.size).is_ge()
             && !modes_differ(volume, self.claim)
-            && class(&volume.spec.volume_attributes_class_name)
-                == class(&self.claim.spec.volume_attributes_class_name)
+            && attributes_class(&volume.spec.volume_attributes_class_name)
+                == attributes_class(&self.claim.spec.volume_attributes_class_name)
             && !volume.meta.is_being_deleted()
     }
 

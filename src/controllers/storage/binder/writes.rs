@@ -19,7 +19,7 @@ use crate::objects::{
 
 /// A volume or a claim.
 pub trait BindingObject: Object + Resource + DeserializeOwned {
-    /// The spec's JSON, if the view has it.
+    /// The spec's JSON; `None` once the object is bound.
     fn spec_text(&self) -> Option<&str>;
 }
 

@@ -223,8 +223,8 @@ impl Reconcile<'_> {
         let succeeded = ("True", "SucceededRescale", message);
         self.set_condition(ABLE_TO_SCALE, succeeded, now);
         if zero.is_enabled {
-            let is_reached = zero.is_reached(current, desired, min);
-            let condition = if is_reached { SCALED } else { NOT_SCALED };
+            let reaches_zero = zero.reaches_zero(current, desired, min);
+            let condition = if reaches_zero { SCALED } else { NOT_SCALED };
             self.set_condition(SCALED_TO_ZERO, condition, now);
         } else {
             remove_condition(&mut self.status, SCALED_TO_ZERO);

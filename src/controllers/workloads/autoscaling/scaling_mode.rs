@@ -38,8 +38,9 @@ impl ScaleToZero {
         if self.is_enabled { min } else { min.max(1) }
     }
 
-    /// Returns whether the condition ScaledToZero is true after a change of the replicas.
-    pub fn is_reached(self, from: i32, to: i32, min: i32) -> bool {
+    /// Returns whether a change of the replicas is a scaling to zero from which metrics can bring
+    /// the target back: then the condition ScaledToZero is true. Asked with the gate only.
+    pub fn reaches_zero(self, from: i32, to: i32, min: i32) -> bool {
         from > 0 && to == 0 && min == 0 && self.has_other_metrics
     }
 }
@@ -144,7 +145,7 @@ mod tests {
             (2, 1, 0, own, false),
             (1, 0, 0, zero(true, false, false), false),
         ] {
-            assert_eq!(zero.is_reached(from, to, min), is_reached, "{from} {to} {min}");
+            assert_eq!(zero.reaches_zero(from, to, min), is_reached, "{from} {to} {min}");
         }
     }
 }

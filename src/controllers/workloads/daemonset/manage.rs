@@ -55,8 +55,9 @@ pub(super) fn plan(
     plan
 }
 
-/// Plans one node: deletes ended and surplus pods, and creates a missing one. Upstream:
-/// `podsShouldBeOnNode`.
+/// Plans one node that has pods: deletes ended and surplus ones. With a surge also creates a pod
+/// where none runs; without one the successor waits until the former pod is gone: see [`plan`].
+/// `wait`: as for [`plan`]. Upstream: `podsShouldBeOnNode`.
 fn plan_site(
     site: &NodePods,
     input: &PlanInput<'_>,
@@ -71,11 +72,11 @@ fn plan_site(
         }
         // The back-off keeps a kubelet that rejects its pods from getting new ones all the time.
         if pod.status.phase == PodPhase::Failed {
-            let wait = wait(&site.node);
-            if !wait.is_zero() {
+            let rest = wait(&site.node);
+            if !rest.is_zero() {
                 plan.again = Some(match plan.again {
-                    Some(again) => again.min(wait),
-                    None => wait,
+                    Some(again) => again.min(rest),
+                    None => rest,
                 });
                 continue;
             }

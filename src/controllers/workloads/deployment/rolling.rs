@@ -17,7 +17,7 @@ impl DeploymentController {
             return Err(Error::other("the new ReplicaSet is missing"));
         };
         let mut failure = None;
-        if !self.grow_new(deployment, &sets, &new).await? {
+        if !self.scale_new(deployment, &sets, &new).await? {
             // A failure is returned at the end: the status has to be right, and its deadline to
             // pass, while the old ones cannot shrink.
             match self.shrink_old(deployment, &sets, &new).await {
@@ -44,7 +44,7 @@ impl DeploymentController {
     /// Scales the new ReplicaSet to the wanted size, as far as the surge allows, and returns
     /// whether it was scaled.
     /// Upstream: `reconcileNewReplicaSet`.
-    async fn grow_new(
+    async fn scale_new(
         &self,
         deployment: &Deployment,
         sets: &Sets,

@@ -14,7 +14,8 @@ use super::sync_state::{
 };
 use crate::objects::{JobSpec, Pod, PodPhase, Timestamp};
 
-/// The most pods that one sync creates or deletes. Upstream: `MaxPodCreateDeletePerSync`.
+/// The most pods that one sync creates or deletes; those of a suspended Job are deleted all at once.
+/// Upstream: `MaxPodCreateDeletePerSync`.
 const MOST: usize = 500;
 
 /// What a sync does with the pods of a Job.
