@@ -110,7 +110,12 @@ fn of_pod(pod: &Pod, container: Option<&str>) -> ObjectReference {
 /// Returns the path of a container in the pod's definition. Upstream: `kubecontainer.fieldPath`.
 fn field_path(pod: &Pod, container: &str) -> String {
     let is_init = pod.init_containers().iter().any(|init| init.name == container);
-    let list = if is_init { "initContainers" } else { "containers" };
+    let is_ephemeral = pod.ephemeral_containers().iter().any(|one| one.name == container);
+    let list = match (is_init, is_ephemeral) {
+        (true, _) => "initContainers",
+        (_, true) => "ephemeralContainers",
+        _ => "containers",
+    };
     format!("spec.{list}{{{container}}}")
 }
 
@@ -123,11 +128,15 @@ mod tests {
     #[test]
     fn line_has_upstreams_form() {
         let pod = json!({"metadata": {"name": "p", "namespace": "n"},
-                         "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c"}]}});
+                         "spec": {"initContainers": [{"name": "i"}], "containers": [{"name": "c"}],
+                                  "ephemeralContainers": [{"name": "e"}]}});
         let pod: Pod = serde_json::from_value(pod).expect("a pod");
-        for (container, path) in
-            [(None, ""), (Some("i"), "spec.initContainers{i}"), (Some("c"), "spec.containers{c}")]
-        {
+        for (container, path) in [
+            (None, ""),
+            (Some("i"), "spec.initContainers{i}"),
+            (Some("c"), "spec.containers{c}"),
+            (Some("e"), "spec.ephemeralContainers{e}"),
+        ] {
             let about = of_pod(&pod, container);
             let line = line(&about, EventType::Normal, "Started", "a \"b\"\nc");
             let expected = format!(

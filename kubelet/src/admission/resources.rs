@@ -71,21 +71,45 @@ pub fn shortages(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Short
     shortages
 }
 
-/// Returns the pod with the requests that its containers still have by its status, where those are
-/// larger: what a resize gives back is free once the runtime has taken it. Upstream:
+/// Returns the pod with the requests that it and its containers still have by its status, where those
+/// are larger: what a resize gives back is free once the runtime has taken it. Upstream:
 /// `UseStatusResources`.
 fn with_actuated(pod: &Pod) -> Cow<'_, Pod> {
     let Some(status) = &pod.status else { return Cow::Borrowed(pod) };
     let statuses: Vec<&core::ContainerStatus> =
         status.container_statuses.iter().chain(&status.init_container_statuses).flatten().collect();
     let mut pod = Cow::Borrowed(pod);
-    for status in statuses {
-        let own = status.resources.as_ref().and_then(|lists| lists.requests.as_ref());
-        for (resource, amount) in own.into_iter().chain(&status.allocated_resources).flatten() {
-            raise(&mut pod, &status.name, resource, amount);
+    for container in statuses {
+        let own = container.resources.as_ref().and_then(|lists| lists.requests.as_ref());
+        for (resource, amount) in own.into_iter().chain(&container.allocated_resources).flatten() {
+            raise(&mut pod, &container.name, resource, amount);
         }
     }
+    let own = status.resources.as_ref();
+    let actuated = own.and_then(|lists| lists.requests.as_ref()).into_iter().flatten();
+    let allocated = status.allocated_resources.iter().filter(|_| own.is_some()).flatten();
+    for (resource, amount) in actuated.chain(allocated) {
+        raise_own(&mut pod, resource, amount);
+    }
     pod
+}
+
+/// Raises what the pod itself requests of a resource to this amount, if it is less. A resource that
+/// it does not name stays the sum of its containers.
+fn raise_own(pod: &mut Cow<'_, Pod>, resource: &str, amount: &ListedQuantity) {
+    let Some(old) = listed(pod.spec().resources.as_ref(), resource, false) else { return };
+    if !is_more(amount, old) {
+        return;
+    }
+    let own = pod.to_mut().spec.as_mut().and_then(|spec| spec.resources.as_mut());
+    if let Some(requests) = own.and_then(|lists| lists.requests.as_mut()) {
+        requests.insert(resource.to_owned(), amount.clone());
+    }
+}
+
+/// Returns whether a listed amount is larger than `old`; a malformed one is not.
+fn is_more(amount: &ListedQuantity, old: Quantity) -> bool {
+    amount.0.parse().is_ok_and(|new: Quantity| new.compare(old).is_gt())
 }
 
 /// Raises a container's request to this amount, if it is less. That of an init container that ends
@@ -93,9 +117,8 @@ fn with_actuated(pod: &Pod) -> Cow<'_, Pod> {
 fn raise(pod: &mut Cow<'_, Pod>, name: &str, resource: &str, amount: &ListedQuantity) {
     let Some(container) = pod.container(name) else { return };
     let old = listed(container.resources.as_ref(), resource, false).unwrap_or(Quantity::ZERO);
-    let is_more = amount.0.parse().is_ok_and(|new: Quantity| new.compare(old).is_gt());
     let is_init = pod.init_containers().iter().any(|init| init.name == name);
-    if !is_more || is_init && !is_restartable_init(container) {
+    if !is_more(amount, old) || is_init && !is_restartable_init(container) {
         return;
     }
     let Some(spec) = &mut pod.to_mut().spec else { return };
@@ -229,6 +252,24 @@ mod tests {
             let status = json!({"containerStatuses": [status]});
             other.status = serde_json::from_value(status.clone()).expect("a status");
             assert_eq!(found(&one, &node, &[Arc::new(other)]), expected, "{allocated} {status}");
+        }
+    }
+
+    #[test]
+    fn requests_of_the_pod_itself_count_until_they_are_taken_back() {
+        let (one, node) = (requesting(&json!({"cpu": "1"})), json!({"pods": "9", "cpu": "10"}));
+        for (status, expected) in [
+            (json!({}), ""),
+            (json!({"resources": {"requests": {"cpu": "9500m"}}}), "cpu 1000 9500 10000"),
+            (json!({"resources": {}, "allocatedResources": {"cpu": "9500m"}}), "cpu 1000 9500 10000"),
+            (json!({"allocatedResources": {"cpu": "9500m"}}), ""),
+            (json!({"resources": {"requests": {"memory": "1Gi"}}}), ""),
+            (json!({"resources": {"requests": {"cpu": "1"}}}), ""),
+        ] {
+            let spec = json!({"resources": {"requests": {"cpu": "4"}}, "containers": []});
+            let mut other = Arc::unwrap_or_clone(pod(spec));
+            other.status = serde_json::from_value(status.clone()).expect("a status");
+            assert_eq!(found(&one, &node, &[Arc::new(other)]), expected, "{status}");
         }
     }
 

@@ -53,6 +53,7 @@ use crate::node::lease::LeaseController;
 use crate::node::machine_info::MachineInfo;
 use crate::node::oom;
 use crate::node::own::OwnNode;
+use crate::node::network::NetworkState;
 use crate::node::pressure::NodePressure;
 use crate::node::register::{self, Registration};
 use crate::node::resources::{self, NodeResources, PodLimit};
@@ -257,7 +258,12 @@ async fn serve(
         }),
         address,
         pressure: node.pressure.clone(),
-        runtime: RuntimeWatch::new(runtime.clone(), images.clone(), clock.clone()),
+        runtime: RuntimeWatch::new(
+            runtime.clone(),
+            images.clone(),
+            node.network.clone(),
+            clock.clone(),
+        ),
         csi_node: volume_server.as_ref().map(|server| server.csi_node.clone()),
         clock: clock.clone(),
         periods: Periods {
@@ -721,6 +727,7 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
         name: own.name().to_owned(),
         own,
         pressure: NodePressure::new(configuration.eviction_pressure_transition_period.0),
+        network: NetworkState::default(),
         cpus: machine.cpus,
         memory_bytes: machine.memory_bytes,
         page_sizes: machine.page_sizes.clone(),

@@ -36,6 +36,7 @@ use crate::cri::RuntimeService;
 use crate::images::Images;
 use crate::node::huge_pages::PageSize;
 use crate::node::own::OwnNode;
+use crate::node::network::NetworkState;
 use crate::node::pressure::NodePressure;
 use crate::objects::Objects;
 use crate::prober::Probes;
@@ -54,6 +55,7 @@ pub struct Node {
     pub own: OwnNode,
     /// The resources of which it has too little.
     pub pressure: NodePressure,
+    pub network: NetworkState,
     pub cpus: i64,
     pub memory_bytes: i64,
     pub page_sizes: Vec<PageSize>,

@@ -14,7 +14,7 @@ use kube_controller_manager::task;
 use super::Manager;
 use crate::allocation;
 use crate::cgroups::{Cgroups, PodLimits, Resources};
-use crate::cri::{self, api};
+use crate::cri::{self, Code, api};
 use crate::node::resources::bytes;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::resize::{Amounts, ContainerUpdate, ResizeActions, Resource};
@@ -196,7 +196,7 @@ impl Manager {
             resources: Some(spec::sandbox_resources(pod)),
         };
         match self.runtime.update_pod_sandbox_resources(request).await {
-            Err(error) if !error.is_unimplemented() => Err(ResizeError::Sandbox(error)),
+            Err(error) if !lacks_call(&error) => Err(ResizeError::Sandbox(error)),
             _ => Ok(()),
         }
     }
@@ -227,6 +227,17 @@ impl Manager {
         updated.map_err(ResizeError::Container)?;
         let recorded = self.actuated.set_container(&pod.uid(), &update.name, lists).await;
         recorded.map_err(ResizeError::Record)
+    }
+}
+
+/// Returns whether the error says that the runtime does not have a call. Containerd 2.2 says so by
+/// the code of unknown errors.
+fn lacks_call(error: &cri::Error) -> bool {
+    match error {
+        cri::Error::Status { code: Code::Unknown, message, .. } => {
+            message.contains("not implemented")
+        }
+        other => other.is_unimplemented(),
     }
 }
 
@@ -342,6 +353,20 @@ mod tests {
             (Resources { memory: Some(1), ..cpu(1, None) }, Resource::Memory, " / memory.max"),
         ] {
             assert_eq!(shown(desired.clone(), resource), expected, "{desired:?}");
+        }
+    }
+
+    #[test]
+    fn runtimes_without_the_call_do_not_refuse() {
+        for (code, message, expected) in [
+            (Code::Unimplemented, "unknown method", true),
+            (Code::Unknown, "not implemented yet", true),
+            (Code::Unknown, "a plugin refuses", false),
+            (Code::Internal, "not implemented yet", false),
+        ] {
+            let message = message.to_owned();
+            let error = cri::Error::Status { method: "m", code, message, retry_after: None };
+            assert_eq!(lacks_call(&error), expected, "{error}");
         }
     }
 

@@ -12,6 +12,7 @@ pub mod huge_pages;
 pub mod labels;
 pub mod lease;
 pub mod machine_info;
+pub mod network;
 pub mod oom;
 pub mod own;
 pub mod patch;

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 
 use crate::causes::chain;
 use crate::cri::{ImageService, RuntimeService, api};
+use crate::node::network::NetworkState;
 use crate::node::status::{ImageNames, RuntimeFeatures, RuntimeInfo};
 
 /// For so long a runtime that does not answer counts as up. Upstream: `maxWaitForContainerRuntime`.
@@ -27,7 +28,7 @@ struct RuntimeState {
     /// When it last said that it is ready, on the monotonic clock.
     last_ready: Option<Duration>,
     runtime_fault: Option<String>,
-    network_fault: Option<String>,
+    network: NetworkState,
     info: RuntimeInfo,
     images: Option<Vec<ImageNames>>,
 }
@@ -44,15 +45,16 @@ impl RuntimeState {
             Some(_) => None,
         };
         let down = down.map(str::to_owned);
-        let own = [&self.runtime_fault, &self.network_fault].into_iter().flatten().cloned();
+        let own = [self.runtime_fault.clone(), self.network.fault()].into_iter().flatten();
         down.into_iter().chain(pleg).chain(own).collect()
     }
 
     /// Records the runtime's answer about its status. Upstream: `updateRuntimeUp`.
     fn set(&mut self, answer: api::StatusResponse, now: Duration) {
         let conditions = answer.status.unwrap_or_default().conditions;
-        self.network_fault =
+        let network_fault =
             fault(&conditions, "NetworkReady", "container runtime network not ready");
+        self.network.set(network_fault);
         self.runtime_fault = fault(&conditions, "RuntimeReady", "container runtime not ready");
         if self.runtime_fault.is_some() {
             return;
@@ -94,9 +96,14 @@ fn handler(handler: api::RuntimeHandler) -> core::NodeRuntimeHandler {
 }
 
 impl RuntimeWatch {
-    pub fn new(runtime: RuntimeService, images: ImageService, clock: SharedClock) -> RuntimeWatch {
-        let network_fault = Some("network state unknown".to_owned());
-        let state = RuntimeState { network_fault, ..RuntimeState::default() };
+    /// Creates the watch of a runtime that was not asked yet. `network`: follows its answers.
+    pub fn new(
+        runtime: RuntimeService,
+        images: ImageService,
+        network: NetworkState,
+        clock: SharedClock,
+    ) -> RuntimeWatch {
+        let state = RuntimeState { network, ..RuntimeState::default() };
         RuntimeWatch { runtime, images, clock, state: state.into() }
     }
 
@@ -197,6 +204,7 @@ mod tests {
     fn faults_follow_the_runtimes_conditions_and_silence() {
         let seconds = Duration::from_secs;
         let mut state = RuntimeState::default();
+        state.network.set(None);
         let none = "container runtime status check may not have completed yet";
         assert_eq!(state.faults(None, seconds(0)), [none]);
         let (network, runtime) = (("NetworkReady", true), ("RuntimeReady", true));

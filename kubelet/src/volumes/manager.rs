@@ -39,9 +39,12 @@ use crate::node::own::OwnNode;
 use crate::objects::Objects;
 use crate::pod::{Pod, PodExt, Uid};
 
-/// After this time a pod has an event that names the volumes for which it waits.
+/// After this time without its volumes the log names them, and a limit of its node rejects a pod.
 /// Upstream: `podAttachAndMountTimeout`.
 const PATIENCE: Duration = Duration::from_secs(123);
+/// When a claim that is not bound, or cannot be read, is read again. Upstream: `backOffPeriod`, that
+/// of a pod whose sync has failed.
+const UNPROCESSED_RETRY: Duration = Duration::from_secs(10);
 
 /// A volume as containers have it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -388,13 +391,22 @@ impl Inner {
                 Attempt::Unprocessed(error) => {
                     faults.push(chain(&error));
                     unprocessed.push(name.clone());
-                    retry = retry.min(volume.backoff.fail(now));
+                    retry = retry.min(UNPROCESSED_RETRY.mul_f64(1.0 + 0.5 * fastrand::f64()));
                     None
                 }
                 Attempt::Failed(error) if error.is_wait() && volume.mounted.is_none() => {
                     log::debug!("pod {}: {}", pod.display_name(), chain(&error));
                     of_pod.waits = true;
                     unattached.push(name.clone());
+                    None
+                }
+                // Volumes of objects are attempted at each sync; upstream holds them back, too.
+                Attempt::Failed(error) if !volume.backoff.remaining(now).is_zero() => {
+                    log::debug!("pod {}: {}", pod.display_name(), chain(&error));
+                    retry = retry.min(volume.backoff.remaining(now));
+                    if volume.mounted.is_some() {
+                        continue;
+                    }
                     None
                 }
                 Attempt::Failed(error) => {
@@ -431,7 +443,11 @@ impl Inner {
                 unattached.join(" "),
                 unprocessed.join(" "),
             );
-            events::warning(pod, None, "FailedMount", message);
+            // Of a wait alone upstream records no event.
+            match unprocessed.is_empty() {
+                true => log::error!("pod {}: {message}", pod.display_name()),
+                false => events::warning(pod, None, "FailedMount", message),
+            }
             of_pod.since = Some(now);
         }
         let since = of_pod.since.unwrap_or(now);
@@ -619,6 +635,23 @@ mod tests {
         assert_eq!(manager.mounted(&pod.uid())["v"], mounted());
         assert_eq!(record(Attempt::Done(mounted())), None);
         assert!(matches!(attempt(), Attempt::Failed(_)), "a success ends the delay");
+    }
+
+    #[test]
+    fn claims_are_read_again_at_one_pace_and_objects_held_back() {
+        let (clock, pod) = (FakeClock::new(Timestamp::from_secs(0)), pod());
+        let mut manager = manager();
+        Arc::get_mut(&mut manager.0).expect("the only one").clock = clock.clone();
+        let record = |attempt| manager.0.record_attempts(&pod, vec![("v".to_owned(), attempt)]);
+        for _ in 0..9 {
+            let retry = record(Attempt::Unprocessed(Error::ClaimNotBound)).expect("a retry");
+            assert!((10..=15).contains(&retry.as_secs()), "{retry:?}");
+        }
+        for (passed, delay) in [(0, 500), (100, 400), (400, 1000)] {
+            clock.advance(Duration::from_millis(passed));
+            let retry = record(Attempt::Failed(Error::NoServer)).expect("a retry");
+            assert_eq!(retry.as_millis(), delay);
+        }
     }
 
     #[test]

@@ -23,6 +23,10 @@ use crate::volumes;
 const DEADLINE_EXCEEDED: (&str, &str) =
     ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline");
 
+/// When a pod that waits for the runtime's network is synced again. Upstream:
+/// `backOffOnTransientErrorPeriod`.
+const NETWORK_RETRY: Duration = Duration::from_secs(1);
+
 /// Upstream: `VolumeAttachmentLimitExceededReason`.
 const ATTACH_LIMIT: &str = "VolumeAttachmentLimitExceeded";
 
@@ -39,6 +43,12 @@ impl Kubelet {
             events::normal(pod, None, reason, message);
             self.fail(pod, reason, message);
             return Ok(Outcome::Terminal);
+        }
+        if let Some(fault) = self.manager.node.network.fault()
+            && !pod.is_host_network()
+        {
+            events::warning(pod, None, "NetworkNotReady", format!("network is not ready: {fault}"));
+            return Ok(Outcome::Failed(jittered(NETWORK_RETRY)));
         }
         if pod.is_static() {
             self.store.notify_mirror(pod.full_name());

@@ -9,6 +9,8 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use kube_controller_manager::task;
 
+use crate::causes::chain;
+use crate::events;
 use crate::kubelet::pod_workers::Outcome;
 use crate::kubelet::{Error, Kubelet};
 use crate::pod::{Pod, PodExt, Uid};
@@ -30,7 +32,12 @@ impl Kubelet {
         let probes = &self.manager.probes;
         probes.stop_liveness_and_startup(&pod.uid());
         let publish = async { match self.publish_readiness(pod, &runtime).await {} };
-        self.manager.kill_pod(pod, &runtime, Some(grace)).or(publish).await?;
+        let killed = self.manager.kill_pod(pod, &runtime, Some(grace)).or(publish).await;
+        if let Err(error) = &killed {
+            let message = format!("error killing pod: {}", chain(error));
+            events::warning(pod, None, "FailedKillPod", message);
+        }
+        killed?;
         let runtime = self.read(pod).await?;
         if runtime.has_running() {
             return Err(Error::StillRunning { pod: pod.display_name() });
