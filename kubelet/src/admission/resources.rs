@@ -261,7 +261,10 @@ mod tests {
         for (status, expected) in [
             (json!({}), ""),
             (json!({"resources": {"requests": {"cpu": "9500m"}}}), "cpu 1000 9500 10000"),
-            (json!({"resources": {}, "allocatedResources": {"cpu": "9500m"}}), "cpu 1000 9500 10000"),
+            (
+                json!({"resources": {}, "allocatedResources": {"cpu": "9500m"}}),
+                "cpu 1000 9500 10000",
+            ),
             (json!({"allocatedResources": {"cpu": "9500m"}}), ""),
             (json!({"resources": {"requests": {"memory": "1Gi"}}}), ""),
             (json!({"resources": {"requests": {"cpu": "1"}}}), ""),
