@@ -22,7 +22,8 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Returns the record after pods are seen finished for the first time.
+    /// Returns the record after pods are seen finished for the first time. Of the failed ones those
+    /// count that delay their successor and, if there are successes, ended after the last of these.
     /// Upstream: `newBackoffRecord`.
     pub fn with_finished(self, spec: &JobSpec, finished: &FinishedPods) -> Failures {
         let FinishedPods { succeeded, failed } = finished;

@@ -116,6 +116,7 @@ pub fn is_of_current(set: &StatefulSet, ordinal: i32) -> bool {
         Some(rolling) => rolling.partition,
         // As upstream: without a partition, as many as still have the current revision.
         None if strategy.r#type == "RollingUpdate" => set.status.current_replicas,
+        // `OnDelete`: every new pod is of the update revision.
         None => return false,
     };
     i64::from(ordinal) < wanted_ordinals(set).start + i64::from(count)
