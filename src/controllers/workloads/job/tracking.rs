@@ -48,9 +48,9 @@ pub fn plan_status(state: &mut SyncState, now: Timestamp) -> StatusPlan {
     plan
 }
 
-/// Plans the release of the finalizers that [`may_release`] allows, until the status is full. Counts
-/// these pods in the status, by their indexes or their uids: the finished ones, or all if the Job
-/// fails. Returns the indexes that succeeded and that the status did not count.
+/// Plans the release of the pods that [`may_release`] allows, until the status is full. Of these
+/// counts in the status the finished ones, or all if the Job fails, by their indexes or uids.
+/// Returns the indexes that succeeded and that the status did not count.
 fn count_finished(state: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
     let mut indexes = Vec::new();
     let completions = completions(state.spec());

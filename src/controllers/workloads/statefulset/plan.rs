@@ -271,8 +271,9 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Plans the deletion of the condemned pods: with `OrderedReady` of the first one, else of all.
-    /// Returns whether the sync continues with the update.
+    /// Plans the deletion of the condemned pods: with `OrderedReady` of the first one, unless it
+    /// has to wait, else of all. Returns whether the sync continues with the update: with
+    /// `OrderedReady` only once no pod is condemned.
     /// Upstream: `processCondemned`.
     fn plan_scale_down(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let condemned = &self.members.condemned;
