@@ -192,7 +192,8 @@ impl Consistency {
     }
 
     /// Returns the cache that lags behind the writes for `owner`, if there is one; if not, the
-    /// record is dropped. Must not be called while a sync of `owner` writes.
+    /// record is dropped once all writes are settled. Must not be called while a sync of `owner`
+    /// writes.
     pub fn lagging(&self, owner: &ObjectKey) -> Option<Lag> {
         let mut writes = self.writes();
         let written = writes.get(owner)?;

@@ -295,7 +295,8 @@ pub fn controller_ref_change(owner: &Meta, created: &Meta) -> Option<String> {
     }
 }
 
-/// Returns the changed labels that `selector` reads; nothing if it still matches.
+/// Returns the changed labels that `selector` reads; nothing if it still matches, or did not match
+/// what was `sent` either.
 fn label_changes(selector: &LabelSelector, sent: &Labels, created: &Meta) -> Vec<String> {
     let Ok(parsed) = Selector::try_from(Some(selector)) else { return Vec::new() };
     if !parsed.matches(sent) || parsed.matches(&created.labels) {

@@ -275,8 +275,8 @@ pub enum Limit {
     All,
 }
 
-/// Returns the revisions to delete, oldest first, so that no more than `limit` remain. A negative
-/// limit deletes nothing.
+/// Returns the revisions to delete, oldest first, so that no more than `limit` of those that count
+/// remain. Those in use are never deleted; a negative limit deletes nothing.
 pub fn beyond_limit(
     sorted: &[Arc<ControllerRevision>],
     is_used: impl Fn(&ControllerRevision) -> bool,

@@ -2,7 +2,8 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-/// Returns `value` itself or, if it is a percentage, that part of `total`, rounded up.
+/// Returns `value` itself or, if it is a percentage, that part of `total`, rounded up. `Err`: a
+/// text that is no percentage, or a part that is too large.
 /// Upstream: `intstr.GetScaledValueFromIntOrPercent`.
 pub fn resolve_rounding_up(value: &IntOrString, total: i32) -> Result<i32, String> {
     resolve(value, total, true)

@@ -103,7 +103,7 @@ impl<'a> ControllerRefManager<'a> {
     /// controls afterwards; an adopted one as the API returned it, so with its new resourceVersion.
     /// Before the first adoption the owner is read live: the cache may not show yet that it is
     /// being deleted, or was replaced by another. Every candidate is processed; the failures are
-    /// returned together.
+    /// returned together. `filter`: what an object must pass besides the selector to match.
     pub async fn claim<O: Object + Resource, C: Object + Resource>(
         &self,
         candidates: Vec<Arc<C>>,

@@ -79,7 +79,7 @@ fn ttl(job: &Job) -> Option<Duration> {
     ends.then(|| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// Decides whether `job` is deleted now, later or never.
+/// Decides whether `job` is deleted now, later or never. `Err`: it has no time of its end.
 /// Upstream: `processTTL`.
 fn plan(job: &Job, now: Timestamp) -> Result<Plan, Error> {
     let (Some(ttl), Some(finished)) = (ttl(job), job.finished()) else { return Ok(Plan::Keep) };

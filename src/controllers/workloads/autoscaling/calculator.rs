@@ -105,8 +105,8 @@ impl<'a> Calculator<'a> {
         let assumed =
             |pod: &str| requests.get(pod).copied().unwrap_or(0) * i128::from(target.max(100)) / 100;
         let (ratio, percent, usage) = measure(&metrics)?;
-        let measure = |metrics: &PodMetrics| measure(metrics).map(|(ratio, ..)| ratio);
-        let replicas = self.decide(metrics, &groups, current, ratio, assumed, measure)?;
+        let ratio_of = |metrics: &PodMetrics| measure(metrics).map(|(ratio, ..)| ratio);
+        let replicas = self.decide(metrics, &groups, current, ratio, assumed, ratio_of)?;
         Ok(Proposal { replicas, usage, utilization: Some(percent) })
     }
 
@@ -127,12 +127,14 @@ impl<'a> Calculator<'a> {
             (average as f64 / target as f64, saturated(average))
         };
         let (ratio, usage) = measure(&metrics);
-        let measure = |metrics: &PodMetrics| Ok(measure(metrics).0);
-        let replicas = self.decide(metrics, &groups, current, ratio, |_| target.into(), measure)?;
+        let ratio_of = |metrics: &PodMetrics| Ok(measure(metrics).0);
+        let replicas =
+            self.decide(metrics, &groups, current, ratio, |_| target.into(), ratio_of)?;
         Ok(Proposal { replicas, usage, utilization: None })
     }
 
-    /// Computes the replicas that bring one value, in thousandths, to `target`.
+    /// Computes the replicas that bring one value, in thousandths, to `target`. `Err`: there are no
+    /// pods, though `current` is not 0 and the value not within the tolerance.
     /// Upstream: `GetObjectMetricReplicas`, `GetExternalMetricReplicas`.
     pub fn by_value(&self, usage: i128, current: i32, target: i64) -> Result<Proposal, String> {
         let ratio = usage as f64 / target as f64;
@@ -230,7 +232,7 @@ impl<'a> Calculator<'a> {
     /// Decides on the number of replicas for `ratio`, the usage divided by the target. If pods have
     /// no metrics, or are unready while the ratio is above 1, it calls `measure` for a new ratio
     /// with a usage assumed for them: 0 when scaling up, `assumed` when scaling down. If the new
-    /// ratio would reverse the direction, the size stays.
+    /// ratio is within the tolerance, or it or the new size reverses the direction, the size stays.
     fn decide(
         &self,
         mut metrics: PodMetrics,
@@ -313,7 +315,7 @@ fn runs_ready(pod: &Pod) -> bool {
 }
 
 /// Computes the ratio to the target, the utilization in percent, and the average in thousandths.
-/// Pods without a request do not count.
+/// Pods without a request do not count; `Err` if all requests are missing or 0.
 /// Upstream: `GetResourceUtilizationRatio`.
 fn utilization(
     metrics: &PodMetrics,
@@ -344,7 +346,7 @@ fn pod_level_request(pod: &Pod, resource: &str) -> Result<i128, String> {
 }
 
 /// Returns the request of one container or, if it is not named, of all that run as long as the pod.
-/// In thousandths.
+/// In thousandths. `Err`: one of them has no request, or none has this name.
 /// Upstream: `calculatePodRequestsFromContainers`.
 fn container_requests(pod: &Pod, container: &str, resource: &str) -> Result<i128, String> {
     let shape = &pod.spec.shape;

@@ -181,6 +181,7 @@ impl Reconcile<'_> {
                 let disabled = ("False", "ScalingDisabled", message);
                 self.set_condition(SCALING_ACTIVE, disabled, now);
                 if !zero.is_enabled {
+                    // A manager with the gate has set it.
                     remove_condition(&mut self.status, SCALED_TO_ZERO);
                 }
                 Decision { desired: 0, reason: String::new() }

@@ -99,7 +99,7 @@ struct Version {
 
 impl OfPod {
     /// Returns the usage of one container or, if `container` is empty, of all. In thousandths;
-    /// `None` when a container lacks the resource.
+    /// `None` when a container lacks the resource, or there is no container.
     fn value(&self, resource: &str, container: &str) -> Option<i128> {
         let usage_of = |found: &OfContainer| Some(found.usage.get(resource)?.milli_value().into());
         if !container.is_empty() {
@@ -125,7 +125,7 @@ fn or_oldest(timestamp: Option<Timestamp>) -> Timestamp {
 }
 
 impl MetricsApi {
-    /// Reads the usage of a resource by the selected pods.
+    /// Reads the usage of a resource by the selected pods; those without a value are left out.
     /// Upstream: `GetResourceMetric`.
     pub async fn resource_metric(
         &self,

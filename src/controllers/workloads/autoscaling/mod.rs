@@ -151,7 +151,7 @@ struct Autoscaling {
 }
 
 impl Autoscaling {
-    /// Reconciles an autoscaler, and comes back after the period in any case.
+    /// Reconciles an autoscaler, and comes back after the period in any case while it exists.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
         let Some(autoscaler) = self.autoscalers.get(&key) else {

@@ -177,6 +177,7 @@ impl History {
     /// Records that the target was scaled. The event replaces one that no policy needs any more.
     /// Upstream: `storeScaleEvent`.
     pub fn record_scaling(&mut self, behavior: &Behavior, from: i32, to: i32, now: Duration) {
+        // Of the rules only the periods count here, not the window.
         let (events, rules) = match to > from {
             true => (&mut self.ups, Rules::up(&behavior.scale_up)),
             false => (&mut self.downs, Rules::down(&behavior.scale_down, Duration::ZERO)),

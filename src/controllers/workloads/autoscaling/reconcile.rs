@@ -300,8 +300,8 @@ impl Autoscaling {
         results
     }
 
-    /// Returns the pods that a Scale selects by `text`, and the parsed selector. No other
-    /// autoscaler may select one of them.
+    /// Returns the pods that a Scale selects by `text`, and the parsed selector, which is recorded.
+    /// `Err`: it is empty or malformed, or another autoscaler selects one of the pods too.
     /// Upstream: `validateAndParseSelector`.
     fn select_pods(
         &self,

@@ -49,6 +49,7 @@ impl ScalingMode {
     /// Returns the mode for a target that has `current` replicas.
     pub fn decide(current: i32, min: i32, max: i32, zero: ScaleToZero) -> ScalingMode {
         match current {
+            // A minimum raised since, or a metric that exists without pods, brings it back.
             0 if zero.scaled_by_autoscaler() && (min != 0 || zero.has_other_metrics) => {
                 ScalingMode::Follow
             }

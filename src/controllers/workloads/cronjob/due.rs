@@ -30,8 +30,8 @@ struct Recent {
 }
 
 /// Finds the most recent start that is due, and roughly how many were missed. `deadline`: how many
-/// seconds a start may be late.
-/// Upstream: `mostRecentScheduleTime`.
+/// seconds a start may be late. `Err`: no further start can be found. Upstream:
+/// `mostRecentScheduleTime`.
 fn recent_starts(
     cron_job: &CronJob,
     schedule: &Schedule,
@@ -59,14 +59,14 @@ fn recent_starts(
     }
     let elapsed = i64::try_from(now.duration_since(first).as_secs()).unwrap_or(i64::MAX);
     let count = elapsed / period + 1;
-    // No list of all missed starts is needed: the last one is looked for from whole periods after
-    // the first start, as far on as a start is still due after them. Mostly this is two periods
-    // before now. Upstream always takes that, and finds no start if the period of the schedule
-    // varies.
+    // No list of all missed starts is needed. The search for the last one begins as many whole
+    // periods after the first start as leave a start that is due: mostly two periods before now.
+    // Upstream always takes that, and finds no start if the period of the schedule varies.
     let after =
         |periods: i64| Timestamp::from_micros(first.as_micros() + periods * period * 1_000_000);
     let is_due = |periods: i64| schedule.next(after(periods)).is_some_and(|next| next <= now);
-    // A start is due after `from`, and none after `to`.
+    // A start is due after `from`, and none after `to`. `count` is at least 2: the second start is
+    // due.
     let (mut from, mut to) = (0, count - 2);
     if is_due(to) {
         from = to;

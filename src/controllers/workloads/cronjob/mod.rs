@@ -127,7 +127,8 @@ impl Run {
 }
 
 impl CronJobs {
-    /// Removes old Jobs of a CronJob, starts the one that is due, and writes the status.
+    /// Removes old Jobs of a CronJob, starts the one that is due, and writes the status, also after
+    /// a failure.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cron_job) = self.cron_jobs.get(&key) else { return Ok(Next::Done) };
         let mut jobs = self.jobs.in_namespace(&key.namespace);
@@ -174,7 +175,8 @@ impl CronJobs {
         }
     }
 
-    /// Updates the active list, and starts the Job that is due; returns when the next one is.
+    /// Updates the active list, and starts the Job that is due; returns when the next one is, or
+    /// `Done` for a CronJob that is suspended, being deleted or malformed, which an event reports.
     /// Upstream: `syncCronJob`.
     async fn advance(&self, run: &mut Run, jobs: &[Arc<Job>]) -> SyncResult {
         let now = self.clock.now();
@@ -241,6 +243,7 @@ impl CronJobs {
                 let live: CronJob = self.client.get(&run.cron_job.meta.key()).await?;
                 let live = Run { cron_job: live, changed: run.changed };
                 if live.is_active(job) {
+                    // As upstream without the changes so far: a later sync makes them again.
                     *run = live;
                     continue;
                 }
@@ -334,6 +337,7 @@ impl CronJobs {
                 self.report_change(&run.cron_job, &job);
                 job
             }
+            // Nothing can be created there any more, which needs no event.
             Err(error) if error.is_namespace_terminating() => return Err(error.into()),
             Err(error) if error.is_already_exists() => {
                 // Made by this controller, when its status was not written afterwards.

@@ -137,7 +137,8 @@ impl Schedule {
         Ok(Schedule::Fields(Box::new(fields), zone))
     }
 
-    /// Returns the first time after `time` at which the schedule is due.
+    /// Returns the first time after `time` at which the schedule is due; `None`: not within
+    /// `HORIZON_YEARS`, or `time` is outside the calendar.
     pub fn next(&self, time: Timestamp) -> Option<Timestamp> {
         let seconds = time.as_secs();
         match self {
@@ -173,7 +174,8 @@ fn parse_descriptor(text: &str, zone: TimeZone) -> Result<Schedule, String> {
 }
 
 impl Bounds {
-    /// Parses a field, which is a list of ranges: `1,5-10/2,*/15`. Upstream: `getField`.
+    /// Parses a field, which is a list of ranges: `1,5-10/2,*/15`. Empty ranges are ignored, so `,`
+    /// has no values. Upstream: `getField`.
     fn parse_field(&self, field: &str) -> Result<Set, String> {
         let mut set = Set::default();
         for range in field.split(',').filter(|range| !range.is_empty()) {

@@ -41,8 +41,9 @@ impl Entry {
 }
 
 impl Backoff {
-    /// Counts a failure, and returns how long its pod has to wait until it may be replaced. Zero:
-    /// it may be now, and the next one waits twice as long.
+    /// Returns how long a failed pod has to wait until it may be replaced. Zero counts as the
+    /// replacement: a pod that fails after it waits twice as long as the last one, at first
+    /// [`INITIAL`], or not at all if that is [`EXPIRED`] ago.
     pub fn wait(&mut self, key: FailureKey, now: Duration) -> Duration {
         self.sweep(now);
         match self.entries.get_mut(&key).filter(|entry| !entry.is_expired(now)) {

@@ -173,7 +173,8 @@ impl DaemonSets {
         (node.meta.name.clone(), Fit::new(node, &set.spec.placement, self.comparison))
     }
 
-    /// Queues the sets that get a pod on a node or lose one. Upstream: `syncNodeUpdate`.
+    /// Queues the sets that get a pod on a node, lose one, or may have to count one otherwise: see
+    /// [`needs_sync`]. Upstream: `syncNodeUpdate`.
     async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(node) = self.nodes.get(&key) else { return Ok(Next::Done) };
         let on_node = IndexValue::Text(Istr::new(&node.meta.name));

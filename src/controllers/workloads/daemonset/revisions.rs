@@ -107,7 +107,7 @@ impl DaemonSets {
         if live.meta.uid != set.meta.uid
             || live.status.collision_count != set.status.collision_count
         {
-            // The hash was that of an older count.
+            // The hash was that of an older count, or of a deleted set of this name.
             return Ok(Error::Stale(format!(
                 "found a stale collision count of DaemonSet {key}; will retry until it is updated"
             )));
@@ -121,8 +121,8 @@ impl DaemonSets {
         Ok(Error::Stale(format!("controllerrevisions.apps {name:?} already exists")))
     }
 
-    /// Deletes the `others`, which have the same data as `kept`, after their pods have its label.
-    /// Upstream: `dedupCurHistories`.
+    /// Deletes the `others`, which have the same data as `kept`, after all `pods` have its label,
+    /// as upstream also those of older revisions. Upstream: `dedupCurHistories`.
     async fn drop_duplicates(
         &self,
         kept: &ControllerRevision,
@@ -147,8 +147,8 @@ impl DaemonSets {
         Ok(())
     }
 
-    /// Deletes the old revisions beyond the limit, except those that a pod has. Pods that are
-    /// finished and being deleted count too.
+    /// Deletes the old revisions beyond the limit, except those of pods that have a node or are
+    /// meant for one. Pods that are finished and being deleted count too.
     pub(super) async fn clean_up_revisions(
         &self,
         set: &DaemonSet,

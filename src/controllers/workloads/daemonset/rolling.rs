@@ -16,7 +16,7 @@ pub(super) struct Limits {
 
 impl Limits {
     /// Computes the limits of a set that wants `desired` pods. Both are rounded up; when both are
-    /// zero, one pod may be unavailable.
+    /// zero, one pod may be unavailable. `Err`: a value is malformed, or maxUnavailable is missing.
     /// Upstream: `updatedDesiredNodeCounts`.
     pub fn new(strategy: &DaemonSetUpdateStrategy, desired: i32) -> Result<Limits, String> {
         let (mut max_surge, mut max_unavailable) = (0, 0);
@@ -141,9 +141,11 @@ pub(super) fn plan_surge(
     let (mut unwanted, mut candidates) = (Vec::new(), Vec::new());
     for site in considered_sites(sites) {
         let Some(Pair { new, old }) = Pair::on_node(&site.pods, version) else {
+            // Two pods of one version: `manage` deletes the surplus one first.
             surging += 1;
             continue;
         };
+        // As upstream: a new pod beside an old one does not count yet.
         let counted = old.or(new);
         available += usize::from(counted.is_some_and(|pod| availability.is_available(pod)));
         match (old, new) {

@@ -15,7 +15,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts the pods for the status; on each node the first one counts.
+    /// Counts the pods for the status; on each node that exists the first one counts.
     pub fn new(sites: &[NodePods], version: &Version<'_>, availability: Availability) -> Counts {
         let mut counts = Counts::default();
         for site in sites {
@@ -35,7 +35,8 @@ impl Counts {
         counts
     }
 
-    /// Returns `status` with these counts, and the generation if it was acted on.
+    /// Returns `status` with these counts and the observed `generation`; with `None`, when it was
+    /// not acted on, the former one stays.
     pub fn put_into(self, status: &DaemonSetStatus, generation: Option<i64>) -> DaemonSetStatus {
         let unless_zero = |count: i32| (count != 0).then_some(count);
         DaemonSetStatus {

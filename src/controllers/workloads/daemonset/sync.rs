@@ -61,7 +61,8 @@ impl Work {
 }
 
 impl DaemonSets {
-    /// Creates, deletes and updates the pods of a set, and writes its status.
+    /// Creates, deletes and updates the pods of a set, and writes its status. Does nothing for one
+    /// that is being deleted, or that selects all pods, which an event reports.
     /// Upstream: `syncDaemonSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
@@ -140,8 +141,9 @@ impl DaemonSets {
         manager.recording(&self.consistency).claim::<DaemonSet, _>(candidates, |_| true).await
     }
 
-    /// Creates and deletes pods. `again`: the time until a failed pod that has to wait may be
-    /// replaced. It is set also after a failure. Upstream: `updateDaemonSet`.
+    /// Creates missing pods and deletes surplus ones, takes a step of a rollout, and deletes old
+    /// revisions. `again`: the time until a failed pod that has to wait may be replaced. It is set
+    /// also after a failure. Upstream: `updateDaemonSet`.
     async fn update(&self, work: &mut Work, again: &mut Option<Duration>) -> Result<(), Error> {
         let strategy = work.set.spec.update_strategy.clone();
         let availability = self.availability(&work.set);

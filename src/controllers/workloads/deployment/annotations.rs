@@ -80,7 +80,7 @@ pub(super) fn sizes(desired: i32, max: i32) -> [(&'static str, String); 2] {
 
 /// Returns the annotations of the newest ReplicaSet, which now are `current`: those of its
 /// Deployment copied, the revision raised to `new_revision`, the one it had kept in the history.
-/// `None`: nothing to write.
+/// `None`: nothing to write, or the revision it has is no number.
 /// Upstream: `SetNewReplicaSetAnnotations`.
 pub(super) fn of_newest(
     deployment: &Labels,

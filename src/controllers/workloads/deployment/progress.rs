@@ -102,7 +102,8 @@ fn replica_failure(sets: &Sets) -> Option<Condition> {
     failures.next().map(status::from_replica_set)
 }
 
-/// Returns when a Deployment without progress has to be checked again.
+/// Returns when a Deployment without progress has to be checked again; `Done`: its rollout has no
+/// deadline or has ended.
 /// Upstream: `requeueStuckDeployment`.
 fn next_check(deployment: &Deployment, next: &DeploymentStatus, now: Timestamp) -> Next {
     let current = status::find_condition(&deployment.status, PROGRESSING);

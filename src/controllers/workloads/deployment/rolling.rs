@@ -9,7 +9,7 @@ use crate::controllers::{Error, Next, SyncResult};
 use crate::objects::{Deployment, ReplicaSet};
 
 impl DeploymentController {
-    /// Takes one step of a rolling update: grows the new ReplicaSet, or else shrinks the old ones.
+    /// Takes one step of a rolling update: scales the new ReplicaSet, or else shrinks the old ones.
     /// Upstream: `rolloutRolling`.
     pub(super) async fn roll(&self, deployment: &mut Deployment, owned: &mut Owned) -> SyncResult {
         let sets = self.sync_sets_with_new(deployment, owned).await?;

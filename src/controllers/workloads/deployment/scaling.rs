@@ -31,14 +31,14 @@ pub(super) fn proportional(
     let mut sizes: Vec<i32> = Vec::with_capacity(shares.len());
     for share in shares {
         let allowed = to_add.saturating_sub(added);
-        let fraction = match allowed {
+        let change = match allowed {
             _ if to_add == 0 || share.replicas == 0 => 0,
             0 => 0,
             _ if to_add > 0 => fraction(*share, desired, most, status_replicas).min(allowed),
             _ => fraction(*share, desired, most, status_replicas).max(allowed),
         };
-        sizes.push(share.replicas.saturating_add(fraction));
-        added = added.saturating_add(fraction);
+        sizes.push(share.replicas.saturating_add(change));
+        added = added.saturating_add(change);
     }
     if let (Some(first), true) = (sizes.first_mut(), to_add != 0) {
         *first = first.saturating_add(to_add.saturating_sub(added)).max(0);
@@ -106,6 +106,8 @@ pub(super) fn shrink(old: &[PodCounts], new: PodCounts, min_available: i32) -> S
     let sizes = old.iter().map(|set| set.replicas);
     let total = sizes.fold(new.replicas, i32::saturating_add);
     let unavailable = new.replicas.saturating_sub(new.available);
+    // The most pods that may go, so that `min_available` are left without the new ones that are not
+    // available yet.
     let limit = total.saturating_sub(min_available).saturating_sub(unavailable);
     if limit <= 0 {
         return Shrink::default();

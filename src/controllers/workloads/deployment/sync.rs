@@ -63,9 +63,9 @@ impl DeploymentController {
         self.write_status(deployment).await
     }
 
-    /// Returns the ReplicaSets by role, after updating the new one's annotations or, if these are
-    /// right already, the Deployment's revision. Creates nothing. Upstream:
-    /// `getAllReplicaSetsAndSyncRevision`.
+    /// Returns the ReplicaSets by role, after updating the new one's annotations and
+    /// minReadySeconds or, if these are right already, the Deployment's revision and a missing
+    /// condition Progressing. Creates nothing. Upstream: `getAllReplicaSetsAndSyncRevision`.
     pub(super) async fn sync_sets(
         &self,
         deployment: &mut Deployment,
@@ -121,7 +121,8 @@ impl DeploymentController {
         Ok(sets)
     }
 
-    /// Creates the new ReplicaSet, and writes the condition that says so.
+    /// Creates the new ReplicaSet, and writes the condition that says so. One that exists already
+    /// is taken: see [`Self::handle_existing_name`]. `Err` also if a created one came back changed.
     async fn create_new(
         &self,
         deployment: &mut Deployment,
@@ -199,8 +200,9 @@ impl DeploymentController {
     }
 
     /// Returns the ReplicaSet that has the new one's `name` already, if it is the new one, created
-    /// before this cache showed it. Otherwise its template has the same hash: then this increments
-    /// the collision count, so that the next sync takes another name, and returns `error`.
+    /// before this cache showed it; `Stale` while the cache does not show it. Otherwise its
+    /// template has the same hash: then this increments the collision count, so that the next sync
+    /// takes another name, and returns `error`.
     async fn handle_existing_name(
         &self,
         deployment: &mut Deployment,
@@ -263,6 +265,7 @@ impl DeploymentController {
             return Ok(());
         }
         if !is_rolling_update(deployment) {
+            // `Recreate` has no shares: its old ReplicaSets go to 0 first.
             return Ok(());
         }
         let mut active: Owned = sets.active().cloned().collect();
@@ -329,8 +332,8 @@ impl DeploymentController {
         Ok(Some(written))
     }
 
-    /// Deletes the oldest history beyond `spec.revisionHistoryLimit`. Upstream:
-    /// `cleanupDeployment`.
+    /// Deletes the oldest history beyond `spec.revisionHistoryLimit`, whose largest value means no
+    /// limit. Upstream: `cleanupDeployment`.
     pub(super) async fn clean_up_history(
         &self,
         deployment: &Deployment,
@@ -399,7 +402,8 @@ impl DeploymentController {
     }
 }
 
-/// Returns the reason and message to write when a pause, or its end, is not noted yet.
+/// Returns the reason and message to write when a pause, or its end, is not noted yet; `None` also
+/// without a deadline or after it.
 fn paused_condition(deployment: &Deployment) -> Option<(&'static str, &'static str)> {
     status::progress_deadline(deployment)?;
     let reason = status::find_condition(&deployment.status, PROGRESSING)

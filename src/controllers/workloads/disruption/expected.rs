@@ -150,7 +150,8 @@ impl Disruption {
     }
 
     /// Returns the scale of the Deployment that controls a ReplicaSet; without one, the
-    /// ReplicaSet's own.
+    /// ReplicaSet's own. `None`: one of both is not in the cache, or the Deployment is of another
+    /// group.
     fn of_replica_set(&self, namespace: &str, owner: &OwnerReference) -> Option<(Uid, i32)> {
         let set = keys::resolve(&self.sets, namespace, owner)?;
         match set.meta.controller().filter(|controller| controller.kind == "Deployment") {

@@ -126,7 +126,8 @@ impl Disruption {
         queue.add(first.meta.key());
     }
 
-    /// Updates the status of a budget; if that fails, writes a status that allows no eviction.
+    /// Updates the status of a budget; if that fails, writes a status that allows no eviction. A
+    /// conflict is returned instead: the cached budget is an old one.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(budget) = self.budgets.get(&key) else { return Ok(Next::Done) };
         let error = match self.try_sync(&budget).await {

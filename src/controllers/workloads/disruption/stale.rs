@@ -47,8 +47,9 @@ impl Stale {
     }
 }
 
-/// Returns the time until the condition DisruptionTarget of a pod is stale; `None` if it is not
-/// set, or never stale: the kubelet may set it a long time before the pod is deleted.
+/// Returns the time until the condition DisruptionTarget of a pod is stale, zero if it has no time;
+/// `None` if it is not set, the pod has ended or is being deleted, or it is never stale: the
+/// kubelet may set it a long time before the pod is deleted.
 /// Upstream: `nonTerminatingPodHasStaleDisruptionCondition`.
 fn stale_after(pod: &Pod, now: Timestamp) -> Option<Duration> {
     let condition = pod.status.condition("DisruptionTarget")?;

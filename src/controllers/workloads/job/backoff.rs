@@ -22,7 +22,8 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Returns the record after pods are seen finished for the first time.
+    /// Returns the record after pods are seen finished for the first time. Of the failed ones those
+    /// count that delay their successor and, if there are successes, ended after the last of these.
     /// Upstream: `newBackoffRecord`.
     pub fn with_finished(self, spec: &JobSpec, finished: &FinishedPods) -> Failures {
         let FinishedPods { succeeded, failed } = finished;
@@ -118,7 +119,8 @@ fn remaining_wait(failures: u32, last: Option<Timestamp>, now: Timestamp) -> Dur
     (period + last.duration_since(now)).saturating_sub(now.duration_since(last))
 }
 
-/// Returns the best known time at which a pod finished.
+/// Returns the best known time at which a pod finished: that of its containers, else when it became
+/// unready, else that of its deletion, else that of its creation.
 /// Upstream: `getFinishedTime`.
 pub fn finished_at(pod: &Pod) -> Option<Timestamp> {
     if let Some(rare) = pod.rare_status()

@@ -188,6 +188,7 @@ impl Jobs {
         let total = wanted.len();
         log::debug!("{key}: too few pods running, creating {total}");
         self.expectations.expect_creations(key, total);
+        // Counts the attempts: after a batch with a failure the rest is not tried.
         let (wanted, tried) = (Arc::new(wanted), AtomicUsize::new(0));
         let create = |at: usize| {
             tried.store(at + 1, Ordering::Relaxed);
@@ -226,7 +227,7 @@ impl Attempt {
     /// Returns why the pod was not deleted; `None` if it was, or was gone already.
     fn failure(self) -> Option<Error> {
         match self {
-            // A conflict may be about the write, not the pod's uid.
+            // Not `is_gone`: a conflict may be about the write here, not about the pod's uid.
             Attempt::Release(error) if is_not_found(&error) => None,
             Attempt::Release(error) => Some(Error::during("removing completion finalizer", error)),
             Attempt::Delete(result) => result.err().filter(|error| !is_gone(error)),

@@ -212,7 +212,8 @@ impl Jobs {
         }
     }
 
-    /// Queues an updated Job, or drops its records when it has finished.
+    /// Queues an updated Job, also for its deadline if that has changed. When it has finished,
+    /// queues its orphans instead, and drops its records.
     /// Upstream: `updateJob`.
     fn job_updated(&self, old: &Job, new: &Job) {
         let key = new.meta.key();

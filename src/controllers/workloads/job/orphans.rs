@@ -68,8 +68,8 @@ impl Jobs {
         Ok(Next::Done)
     }
 
-    /// Returns whether `pod` has the finalizer, and no sync of a Job will remove it. Pods of a Job
-    /// that another controller manages are left to that controller.
+    /// Returns whether `pod` has the finalizer, and no sync of a Job will remove it. Pods of an
+    /// owner of another kind, or of a Job that another controller manages, are left to these.
     fn is_orphan(&self, pod: &Pod) -> bool {
         if !pod.meta.has_finalizer(TRACKING) {
             return false;

@@ -71,7 +71,8 @@ pub fn ignores_disruption(policy: Option<&PodFailurePolicy>, pod: &Pod) -> bool 
     pod.status.is_disruption_target() && judge(policy, pod) == Verdict::Ignore
 }
 
-/// Returns the first container, init containers last, whose end matches: its name and code.
+/// Returns the first container, init containers last, whose end matches: its name and code. Code 0
+/// never does.
 fn matching_exit<'a>(pod: &'a Pod, codes: &OnExitCodes) -> Option<(&'a str, i32)> {
     for end in &pod.rare_status()?.terminated {
         let is_named = match &codes.container_name {

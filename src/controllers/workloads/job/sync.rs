@@ -126,8 +126,9 @@ impl Jobs {
         manager.recording(&self.consistency).claim::<Job, _>(candidates, |_| true).await
     }
 
-    /// Sets the condition `Suspended` by the spec. If it changed, also records an event and sets
-    /// the start time. Returns whether it changed.
+    /// Sets the condition `Suspended` by the spec. If it changed, also records an event, and sets
+    /// the start time when the Job is resumed; a suspended one loses it with `resets_start_time`.
+    /// Returns whether it changed.
     fn update_suspension(&self, state: &mut SyncState) -> bool {
         let now = self.now();
         let (reason, event, message, start) = match state.spec().is_suspended() {
@@ -169,17 +170,17 @@ impl Jobs {
         }
         metrics::count_actions(&actions);
         let failure = self.release_all(key, &state.job, release, &mut tracked).await;
-        let mut pending = count_released(&mut state.status, &tracked);
+        let mut must_write = count_released(&mut state.status, &tracked);
         if let Some(failure) = failure {
-            if pending {
+            if must_write {
                 self.write(&mut state, "removing uncounted pods from status").await?;
                 metrics::count_finished(state.spec(), &old, &state.status);
             }
             return Err(failure);
         }
         let finished = !is_full && finish(&mut state, self.now());
-        pending |= finished;
-        if pending {
+        must_write |= finished;
+        if must_write {
             self.write_end(key, &mut state, finished).await?;
             metrics::count_finished(state.spec(), &old, &state.status);
         }
@@ -205,6 +206,7 @@ impl Jobs {
             return Err(error);
         }
         self.record_end(&state.job, &ending.r#type, &ending.reason, &ending.message);
+        // If the cache shows the end already, its event came before the last records of this sync.
         let unfinished = |job: &Arc<Job>| job.meta.uid == uid && job.finished().is_none();
         if !self.jobs.get(key).is_some_and(|job| unfinished(&job)) {
             self.records.forget(key, Some(&state.job.meta.uid));

@@ -65,7 +65,8 @@ pub struct FinishedPods {
 }
 
 impl SyncState {
-    /// Computes the state at the start, and the finished pods that the status does not mention.
+    /// Computes the state at the start, and the finished pods with the finalizer that the status
+    /// does not name.
     pub fn new(
         job: Arc<Job>,
         pods: Vec<Arc<Pod>>,
@@ -181,6 +182,7 @@ impl SyncState {
         let spec = self.spec();
         let completions = completions(spec);
         let parse = |text: &str| Indexes::parse(text, completions);
+        // As upstream also of pods that were just released: an index counts once in any case.
         let indexes_where = |condition: &dyn Fn(&Pod) -> bool| -> Indexes {
             let pods = self.pods.iter().filter(|pod| pod.meta.has_finalizer(TRACKING));
             let pods = pods.filter(|pod| condition(pod));

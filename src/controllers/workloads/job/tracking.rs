@@ -48,8 +48,9 @@ pub fn plan_status(state: &mut SyncState, now: Timestamp) -> StatusPlan {
     plan
 }
 
-/// Counts finished pods in the status, by their indexes or their uids, and plans the release of
-/// their finalizers. Returns the indexes that succeeded.
+/// Plans the release of the pods that [`may_release`] allows, until the status is full. Of these
+/// counts in the status the finished ones, or all if the Job fails, by their indexes or uids.
+/// Returns the indexes that succeeded and that the status did not count.
 fn count_finished(state: &mut SyncState, plan: &mut StatusPlan) -> Vec<i32> {
     let mut indexes = Vec::new();
     let completions = completions(state.spec());
@@ -99,8 +100,9 @@ fn fails_all(state: &SyncState) -> bool {
     state.ending.as_ref().is_some_and(|ending| ending.r#type != "SuccessCriteriaMet")
 }
 
-/// Returns whether the finalizer of a finished pod may be removed now.
-/// Upstream: `canRemoveFinalizer`.
+/// Returns whether the finalizer of `pod` may be removed now: of any pod once the Job ends or is
+/// being deleted; before that of a succeeded one, and of a failed one unless its index awaits a new
+/// pod. Upstream: `canRemoveFinalizer`.
 fn may_release(state: &SyncState, pod: &Pod, has_failed: bool) -> bool {
     if state.job.meta.is_being_deleted()
         || state.ending.is_some()
@@ -136,6 +138,7 @@ fn announce_end(state: &mut SyncState, plan: &mut StatusPlan, now: Timestamp) {
     let last = match ending.r#type.as_str() {
         "FailureTarget" => "Failed",
         "SuccessCriteriaMet" => "Complete",
+        // It is final: the status has the interim condition already.
         _ => return,
     };
     if !state.status.condition(&ending.r#type).is_some_and(JobCondition::is_true) {

@@ -39,6 +39,7 @@ impl Age {
     /// Makes the age at `now` of what began at `since`; `uid` decides between ages of one bucket.
     fn new(since: Timestamp, now: Timestamp, uid: Uid) -> Age {
         let nanos = now.as_micros().saturating_sub(since.as_micros()) as f64 * 1000.0;
+        // An age of 0, or less by another clock, has a bucket below all others.
         Age { log2_nanos: if nanos > 0.0 { nanos.log2() as i64 } else { -1 }, uid }
     }
 }

@@ -219,7 +219,8 @@ impl<S: Replicating> ReplicaSets<S> {
     }
 }
 
-/// Observes how much older the deleted pods are than the youngest ready one.
+/// Observes how much older the deleted pods are than the youngest ready one: the ready ones, and
+/// none if that one has no age yet.
 /// Upstream: `reportSortingDeletionAgeRatioMetric`.
 fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
     let age = |pod: &Arc<Pod>| {

@@ -30,7 +30,8 @@ pub fn is_member(set: &StatefulSet, pod: &Pod) -> bool {
     parent_and_ordinal(&pod.meta.name).is_some_and(|(parent, _)| parent == &*set.meta.name)
 }
 
-/// Returns the ordinal in the name of `pod`. Upstream: `getOrdinal`.
+/// Returns the ordinal in the name of `pod`; `None` without a number or with too large a one.
+/// Upstream: `getOrdinal`.
 pub fn ordinal(pod: &Pod) -> Option<i32> {
     parent_and_ordinal(&pod.meta.name)?.1
 }
@@ -104,7 +105,8 @@ pub fn new_pod(
     Ok(pod)
 }
 
-/// Makes the claim of this template for the pod of this ordinal.
+/// Makes the claim of this template for the pod of this ordinal, with the labels of the set's
+/// selector in addition.
 /// Upstream: `getPersistentVolumeClaims`.
 pub fn new_claim(
     set: &StatefulSet,

@@ -116,6 +116,7 @@ pub fn is_of_current(set: &StatefulSet, ordinal: i32) -> bool {
         Some(rolling) => rolling.partition,
         // As upstream: without a partition, as many as still have the current revision.
         None if strategy.r#type == "RollingUpdate" => set.status.current_replicas,
+        // `OnDelete`: every new pod is of the update revision.
         None => return false,
     };
     i64::from(ordinal) < wanted_ordinals(set).start + i64::from(count)
@@ -270,8 +271,9 @@ impl PlanInput<'_> {
         true
     }
 
-    /// Plans the deletion of the condemned pods: with `OrderedReady` of the first one, else of all.
-    /// Returns whether the sync continues with the update.
+    /// Plans the deletion of the condemned pods: with `OrderedReady` of the first one, unless it
+    /// has to wait, else of all. Returns whether the sync continues with the update: with
+    /// `OrderedReady` only once no pod is condemned.
     /// Upstream: `processCondemned`.
     fn plan_scale_down(&self, pod_steps: &mut Vec<PodSteps>) -> bool {
         let condemned = &self.members.condemned;

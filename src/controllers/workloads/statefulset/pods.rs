@@ -92,8 +92,8 @@ impl StatefulSets {
             self.record_write::<Pod>(set, created.meta.resource_version);
             changed = Some(changes(set, &pod.metadata, &created.meta));
         });
-        // As upstream, for the pod as it was sent, without a uid: a later sync sets the owners by
-        // the real one.
+        // As upstream, also after a failed creation, and for the pod as it was sent, without a uid:
+        // a later sync sets the owners by the real one.
         let owned = self.update_claim_owners(set, &name, &Uid::default(), ordinal).await;
         if owned.is_err() {
             self.record_pod(set, "Update", &name, &owned);

@@ -100,8 +100,8 @@ impl<'a> Owners<'a> {
         }
     }
 
-    /// Returns whether the claim is managed by someone else, or by an older object of the set's or
-    /// the pod's name.
+    /// Returns whether the claim is managed by someone else, or has a reference to an older object
+    /// of the set's or the pod's name; never while the policy deletes no claims.
     /// Upstream: `hasUnexpectedController`.
     pub fn has_unexpected_controller(&self, references: &[OwnerReference]) -> bool {
         let is_unexpected = |reference: &OwnerReference| {
@@ -122,6 +122,7 @@ impl<'a> Owners<'a> {
             return true;
         }
         if self.has_unexpected_controller(references) {
+            // Then neither the set nor the pod may own it.
             return !set.owns(references) && !pod.owns(references);
         }
         let is_own =
@@ -163,7 +164,7 @@ impl<'a> Owners<'a> {
 }
 
 /// Returns whether a claim will be deleted with an older pod of this name, so that the pod has to
-/// wait.
+/// wait; never if claims stay when the set is scaled down.
 /// Upstream: `PodClaimIsStale`.
 pub fn is_stale(set: &StatefulSet, pod: &str, claim: &Meta) -> bool {
     let keeps = |policy: &crate::objects::ClaimRetentionPolicy| policy.when_scaled == "Retain";

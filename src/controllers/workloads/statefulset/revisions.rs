@@ -142,6 +142,7 @@ impl StatefulSets {
             Some(current) if current.meta.name != update.name => {
                 Revision { name: current.meta.name.clone(), template: template_of(current)? }
             }
+            // As upstream also where the revision of the status is gone.
             _ => update.clone(),
         };
         Ok(Revisions { current, update, collision_count })

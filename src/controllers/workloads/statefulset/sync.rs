@@ -93,7 +93,8 @@ impl StatefulSets {
         Ok(Next::Done)
     }
 
-    /// Returns the set's revisions, oldest first, and adopts orphans among them.
+    /// Returns the set's revisions, oldest first, and adopts orphans among them. `Err` if there are
+    /// orphans and the set is being deleted.
     /// Upstream: `adoptOrphanRevisions`.
     async fn claim_revisions(
         &self,
