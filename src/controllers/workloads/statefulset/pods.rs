@@ -87,10 +87,13 @@ impl StatefulSets {
             // first.
             return created.map(drop).map_err(Error::from);
         }
-        let mut changed = None;
+        let mut recorded = Ok(());
         let created = created.map_err(Error::from).map(|created| {
             self.record_write::<Pod>(set, created.meta.resource_version);
-            changed = Some(changes(set, &pod.metadata, &created.meta));
+            let changes = changes(set, &pod.metadata, &created.meta);
+            let named = ("Pod", &*name);
+            recorded =
+                self.creations.record_created(set, permit, &self.recorder, named, &changes);
         });
         // As upstream, also after a failed creation, and for the pod as it was sent, without a uid:
         // a later sync sets the owners by the real one.
@@ -100,8 +103,7 @@ impl StatefulSets {
             return owned;
         }
         self.record_pod(set, "Create", &name, &created);
-        let Some(changes) = changed else { return created };
-        self.creations.record_created(set, permit, &self.recorder, ("Pod", &name), &changes)
+        created.and(recorded)
     }
 
     /// Deletes this pod, but not another one that has its name by now. Upstream:
