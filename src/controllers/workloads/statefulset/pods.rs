@@ -92,8 +92,7 @@ impl StatefulSets {
             self.record_write::<Pod>(set, created.meta.resource_version);
             let changes = changes(set, &pod.metadata, &created.meta);
             let named = ("Pod", &*name);
-            recorded =
-                self.creations.record_created(set, permit, &self.recorder, named, &changes);
+            recorded = self.creations.record_created(set, permit, &self.recorder, named, &changes);
         });
         // As upstream, also after a failed creation, and for the pod as it was sent, without a uid:
         // a later sync sets the owners by the real one.
