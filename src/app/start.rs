@@ -232,6 +232,7 @@ async fn log_running<T>(
     clock: &SharedClock,
 ) -> T {
     let period = match options.controller_shutdown_timeout / 3 {
+        // Zero: the shutdown has no limit.
         Duration::ZERO => Duration::from_secs(5),
         third => third,
     };

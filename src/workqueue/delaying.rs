@@ -169,7 +169,7 @@ impl<K: Key> Delayed<K> {
         (self.times.len() - timers + self.rests, timers)
     }
 
-    /// Returns when the next key is due.
+    /// Returns when the next key is due; `None`: no key waits. Drops stale entries on top.
     pub fn next(&mut self) -> Option<Duration> {
         while let Some(Reverse(top)) = self.heap.peek() {
             if top.is_current(&mut self.times) {

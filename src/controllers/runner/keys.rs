@@ -234,6 +234,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         if is.is_being_deleted() {
             // The owner replaces it now, not when its grace period has ended.
             self.handle_deleted(new, DependentEvent::Deleting, queue);
+            // In its former state it may have had another owner.
             if relabelled || moved {
                 self.handle_deleted(old, DependentEvent::Deleting, queue);
             }
