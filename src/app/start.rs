@@ -348,6 +348,7 @@ fn http_handler(debug: DebugHandler) -> Handler {
         let query = request.query_pairs().collect();
         match debug(&DebugRequest { path: &request.path, query }) {
             Some(answer) => Response::new(200, answer.content_type, answer.body),
+            // As Go's `http.Error` with an empty text.
             None => Response::text(404, "\n"),
         }
     })

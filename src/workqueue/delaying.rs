@@ -150,7 +150,8 @@ impl<K: Key> Delayed<K> {
         sooner
     }
 
-    /// Drops stale entries once they outnumber the others, and all memory once nothing waits.
+    /// Drops stale entries once they outnumber the others. Once nothing waits, drops all of them
+    /// and frees the memory if it is large.
     fn tidy(&mut self) {
         if self.is_empty() {
             if self.times.all().any(|times| times.capacity() > 256) {

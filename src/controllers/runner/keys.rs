@@ -273,7 +273,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self.queue(&owner, queue);
     }
 
-    /// Queues the owners that may adopt `orphan`.
+    /// Queues the owners that may adopt `orphan`; as upstream, none if it has no labels.
     fn queue_matching(&self, orphan: &T, queue: &Queue) {
         let meta = orphan.meta();
         let Some(selector_of) = &self.selector else { return };
