@@ -45,7 +45,8 @@ pub fn refill(buffer: &mut Vec<u8>) {
     }
 }
 
-/// Puts an empty buffer without capacity in place of `used`, whose own goes to the pool.
+/// Puts an empty buffer without capacity in place of `used`, whose own goes to the pool; it is
+/// freed if it is too large or the pool is full.
 pub fn give(used: &mut Vec<u8>) {
     let mut used = std::mem::take(used);
     if used.capacity() == 0 || used.capacity() > MAX_CAPACITY {

@@ -213,7 +213,8 @@ pub fn rsa_key(der: &PrivateKeyDer<'_>) -> Option<rsa::RsaPrivateKey> {
     }
 }
 
-/// Parses a key of this one kind and of this one curve, in SEC 1 or PKCS #8.
+/// Parses a key of this one kind and of this one curve, in SEC 1 or PKCS #8. `None`: it is another
+/// key, or malformed.
 pub fn key<K>(der: &PrivateKeyDer<'_>) -> Option<K>
 where
     K: for<'a> TryFrom<PrivateKeyInfo<'a>, Error = pkcs8::Error>,

@@ -154,7 +154,8 @@ impl<'a> Checker<'a> {
         if optional || inner.is_some() { Type::optional(found) } else { found }
     }
 
-    /// Returns the type of a field of `of`; an unknown field is an issue.
+    /// Returns the type of a field of `of`; an unknown field is an issue. A type that is no struct
+    /// gives [`Type::Error`] without an issue.
     fn field_type(&mut self, id: Id, of: &Type, field: &str) -> Type {
         let Type::Struct(structure) = of else { return Type::Error };
         if let Fields::Unknown = structure.fields {
@@ -212,7 +213,7 @@ impl<'a> Checker<'a> {
     }
 
     /// Chooses the overloads that fit a call. Returns their common result, or `dyn` where their
-    /// results differ: a dynamic argument may fit several.
+    /// results differ: a dynamic argument may fit several. An issue if none fits.
     fn resolve(
         &mut self,
         expr: &Expr,
@@ -267,7 +268,8 @@ impl<'a> Checker<'a> {
         result
     }
 
-    /// Returns the type inside an optional element. An element that is not optional is an issue.
+    /// Returns the type inside an optional element. An element that is not optional is an issue,
+    /// unless it is `dyn`; its own type is returned.
     fn unwrap_element(&mut self, value: &Expr, found: Type) -> Type {
         if let Some(inner) = found.unwrap_optional() {
             return inner.clone();

@@ -14,7 +14,8 @@ pub struct Issue {
     pub message: String,
 }
 
-/// Prints issues in the order of the source; issues at one position in the order of `issues`.
+/// Prints issues in the order of the source; issues at one position in the order of `issues`. Of
+/// those beyond the first `MOST` only the number is printed.
 pub fn display(source: &str, mut issues: Vec<Issue>) -> String {
     let excess = issues.len().saturating_sub(MOST);
     issues.truncate(MOST);

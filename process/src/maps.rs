@@ -17,7 +17,8 @@ pub fn mappings() -> Vec<Mapping> {
     parse(&fs::read_to_string("/proc/self/maps").unwrap_or_default())
 }
 
-/// Parses the mappings with code in lines as `start-end r-xp offset device inode file`.
+/// Parses the mappings of files with code in lines as `start-end r-xp offset device inode file`;
+/// other lines are skipped.
 fn parse(text: &str) -> Vec<Mapping> {
     let line = |line: &str| {
         // The name of the file may have blanks.

@@ -160,7 +160,7 @@ fn loaded_modules() -> Vec<Module<Tables>> {
             let sections = ExplicitModuleSectionInfo {
                 base_svma: info.dlpi_addr,
                 text_svma: Some(code.clone()),
-                eh_frame_svma: Some(frames..tables.end),
+                eh_frame_svma: Some(frames..segment.end),
                 eh_frame: Some(part(frames)),
                 eh_frame_hdr_svma: Some(index.clone()),
                 eh_frame_hdr: Some(part(index.start)),

@@ -10,7 +10,7 @@ impl Walker {
         Walker
     }
 
-    /// Calls `record` with the address of the interrupted instruction.
+    /// Calls `record` with the address of the interrupted instruction; 0 where it is not known.
     ///
     /// # Safety
     /// `context` is the third argument of a signal handler.

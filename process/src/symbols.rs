@@ -94,7 +94,8 @@ impl Entry<'_> {
 
 type Read<'a> = &'a dyn Fn(u64, u64) -> io::Result<Vec<u8>>;
 
-/// Reads the functions of an ELF file; `None`: it is no ELF file of this processor's word size.
+/// Reads the functions of an ELF file, none if it has no symbol table. `None`: it is no ELF file of
+/// this processor's word size.
 fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     const LOADED: u64 = 1;
     const CODE: u64 = 1;

@@ -21,7 +21,7 @@ use crate::task;
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 
 /// Makes a client for reviews: by the kubeconfig, or as the Pod that the manager runs in. `None`
-/// without either.
+/// without either, and, with a warning, where the Pod's own access cannot be used.
 fn review_client(
     connect: Connect,
     options: &Options,
@@ -62,7 +62,8 @@ pub(super) async fn auth_config(
         "authorization-kubeconfig",
     )?;
     let tolerates = |fault: &LookupFault| {
-        // Upstream's manager reads the settings of a front proxy alone before it serves.
+        // Before it serves, upstream's manager looks up the settings of front proxies alone; with
+        // a flag for them it looks up nothing, so no failure stops it.
         fault.is_tolerated
             || options.authentication_tolerate_lookup_failure
             || !options.requestheader_client_ca_file.is_empty()
@@ -106,7 +107,7 @@ impl Lookup {
     }
 
     /// Reads the trusted authorities: from the files of the flags, and from the cluster where no
-    /// flag names a file.
+    /// flag names a file, unless `--authentication-skip-lookup` is given or there is no client.
     ///
     /// # Errors
     /// One line naming the flag or the cluster's fault.
@@ -203,7 +204,8 @@ async fn look_up(
 }
 
 /// Parses the data of the ConfigMap `extension-apiserver-authentication`: the CA of client
-/// certificates, and the settings of front proxies. A list that is missing or malformed is empty.
+/// certificates, and the settings of front proxies; `None` where their CA is not given. A list that
+/// is missing or malformed is empty. `Err`: a CA is malformed.
 fn parse_settings(data: &Value) -> Result<(Option<Authorities>, Option<RequestHeader>), String> {
     let authorities = |key: &str| match data[key].as_str() {
         Some(pem) if !pem.is_empty() => Authorities::from_pem(pem.as_bytes()).map(Some),

@@ -16,7 +16,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Returns the release to follow. Waits until the API server answers, unless a flag names the
-/// release.
+/// release. The default if the server still refuses to answer after `REFUSAL_TIMEOUT`.
 pub async fn release(
     options: &Options,
     connection: &dyn Connection,
@@ -51,7 +51,8 @@ pub async fn release(
     }
 }
 
-/// Returns the release to follow for a server that answered `/version` with `version`.
+/// Returns the release to follow for a server that answered `/version` with `version`; the default
+/// if that is not a version 1.N.
 fn of_server(version: &Value) -> Release {
     let text = version["gitVersion"].as_str().unwrap_or_default();
     // A provider's own build may say `36+`.

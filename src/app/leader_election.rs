@@ -37,7 +37,8 @@ impl Contender<'_> {
 
     /// Waits for the lease `name` and runs `work` under it. `work` has to end when its token stops,
     /// and to write only what its guard passes. The lease is released if all of the work has ended
-    /// and all its writes have been answered.
+    /// and all its writes have been answered, unless a flag sets its feature
+    /// gate to false.
     ///
     /// # Errors
     /// When the flags describe an impossible election.

@@ -75,7 +75,8 @@ impl LeaderMigration {
         Ok(options.leader_elect.then_some(migration))
     }
 
-    /// Parses the file of `--leader-migration-config`; an error lists all of its faults.
+    /// Parses the file of `--leader-migration-config`; an error lists all faults of its
+    /// fields, or says that the file is of another kind or malformed.
     fn parse(yaml: &[u8], program: &'static str) -> Result<LeaderMigration, String> {
         let file: File = serde_yaml_ng::from_slice(yaml).map_err(|error| error.to_string())?;
         let version = match file.api_version.split_once('/') {

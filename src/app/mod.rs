@@ -270,7 +270,8 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
 /// false if the process was stopped before.
 ///
 /// # Errors
-/// What the feature gates are not in that release, a line each.
+/// The given feature gates and `--min-compatibility-version` that the release does not allow, a
+/// line each.
 async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     let Served { context, stop, .. } = served;
     let RunContext { program, options, connection, clock, routes, .. } = context;
@@ -319,7 +320,8 @@ async fn run_without_lease(served: &Served) -> Option<String> {
 }
 
 /// Takes the lease, and that of a leader migration, and runs the controllers of each while it is
-/// held. Returns the error of the controllers, if they failed. `Err`: as [`result_of_run`].
+/// held. Returns the error of the controllers, if they failed. `Err`: as [`result_of_run`], or a
+/// coordinated election has no candidate.
 async fn lead(served: &Served, main: &HealthzAdaptor) -> Result<Option<String>, Vec<String>> {
     let Served { context, second, stop, tasks, serving, .. } = served;
     let RunContext { options, connection, clock, health, history, .. } = context;

@@ -14,7 +14,7 @@ use crate::task::StopToken;
 const BINDER_PERIOD: Duration = Duration::from_secs(5);
 
 /// Returns the options for shadow mode: no lease is taken, no token is requested, and objects come
-/// in JSON, whose metadata says who wrote them.
+/// in JSON, whose metadata says who wrote them. Volumes are synced more often: see `BINDER_PERIOD`.
 pub fn options(options: Options) -> Options {
     Options {
         leader_elect: false,
@@ -38,7 +38,7 @@ pub fn served(shadow: &Shadow) -> Handler {
 }
 
 /// Waits for the time of `--shadow-for`, then compares late intentions once more, closes the report
-/// and stops the controllers. Never resolves.
+/// and stops the controllers. Does nothing without a shadow or with a time of zero. Never resolves.
 pub async fn stop_after_shadow_for<T>(
     options: &Options,
     shadow: Option<&Shadow>,

@@ -232,6 +232,7 @@ async fn log_running<T>(
     clock: &SharedClock,
 ) -> T {
     let period = match options.controller_shutdown_timeout / 3 {
+        // Zero: the shutdown has no limit.
         Duration::ZERO => Duration::from_secs(5),
         third => third,
     };
@@ -347,6 +348,7 @@ fn http_handler(debug: DebugHandler) -> Handler {
         let query = request.query_pairs().collect();
         match debug(&DebugRequest { path: &request.path, query }) {
             Some(answer) => Response::new(200, answer.content_type, answer.body),
+            // As Go's `http.Error` with an empty text.
             None => Response::text(404, "\n"),
         }
     })

@@ -43,7 +43,8 @@ pub fn handler(pipeline: &Pipeline, verbosity: &Verbosity) -> Handler {
 }
 
 /// Returns the traced objects after a request, or `None` if it does not change them. `below`: the
-/// object that the path names; `Err`: the answer to a malformed request.
+/// object that the path names; `Err`: the answer to a malformed request, or to a DELETE of an
+/// object that is not traced.
 fn traced_after(
     method: &Method,
     mut traced: Vec<TraceObject>,

@@ -466,8 +466,8 @@ impl DeltaFifo {
     }
 
     /// Ends the list: writes a deletion for each known object that it did not contain, with the
-    /// last state known. `version`: the list's; `back`: the server's versions have gone back with
-    /// it.
+    /// last state known, unless the list deletes nothing: see `Replacing::seen`. `version`: the
+    /// list's; `back`: the server's versions have gone back with it.
     pub fn finish_replace(&self, version: u64, back: bool) {
         let mut state = self.lock();
         if let Some(Replacing { seen: Some(seen), .. }) = state.replacing.take() {

@@ -262,7 +262,8 @@ impl Informer {
     }
 
     /// Returns a sleep until the next resync is due; `None` if no handler has one. Queues all
-    /// objects when one is due now. `timer` keeps the sleep, with its time, between two calls.
+    /// objects when one is due now, unless the first list is still under way. `timer` keeps the
+    /// sleep, with its time, between two calls.
     fn next_resync<'a>(&self, timer: &'a mut Option<(Duration, Sleep)>) -> Option<&'a mut Sleep> {
         let now = self.clock.monotonic();
         let mut due = self.processor.next_resync()?;

@@ -91,6 +91,7 @@ impl Outages {
             asked.is_down = true;
             clock.sleep((began + PERIOD).saturating_sub(clock.monotonic())).await;
         }
+        // Two outages end at least `STEADY` apart.
         if let Some(ended_at) = asked.ended_at.filter(|_| asked.is_down) {
             clock.sleep((ended_at + STEADY).saturating_sub(clock.monotonic())).await;
         }

@@ -206,7 +206,8 @@ pub struct StatusCause {
 }
 
 impl Status {
-    /// Reads a body or a watch's event, in JSON or in a protobuf envelope.
+    /// Reads a body or a watch's event, in JSON or in a protobuf envelope; `None` if it does not
+    /// decode.
     pub(super) fn parse(body: &[u8]) -> Option<Status> {
         if protobuf::is_enveloped(body) {
             let message = protobuf::open(body).ok()?;

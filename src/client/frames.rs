@@ -164,6 +164,7 @@ pub fn event(mut event: &[u8]) -> Result<(&[u8], &[u8]), protobuf::Error> {
     while let Some((number, wire)) = protobuf::field(&mut event)? {
         match (number, wire) {
             (1, Wire::Bytes(text)) => kind = text,
+            // A RawExtension, whose only field is the object.
             (2, Wire::Bytes(raw)) => object = protobuf::find(raw, 1)?,
             _ => {}
         }

@@ -257,6 +257,7 @@ impl Client {
             writes: self.inner.writes.clone(),
         };
         change(&mut derived);
+        // The change may set another rate.
         derived.limiter = limiter(&derived.config);
         Client { inner: Arc::new(derived) }
     }

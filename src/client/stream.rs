@@ -250,7 +250,7 @@ impl WatchStream {
 
 /// Splits an event into its type and its object, in the form that every API server writes, without
 /// another pass over the object: two fields, the type first (`metav1.WatchEvent`). With a third
-/// field the object would not decode.
+/// field the object would not decode. `None`: the event has another form.
 fn split_event(document: &[u8]) -> Option<(&[u8], &[u8])> {
     let rest = document.strip_prefix(br#"{"type":""#)?;
     let (kind, rest) = rest.split_at_checked(rest.iter().position(|byte| *byte == b'"')?)?;

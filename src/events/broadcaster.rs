@@ -226,7 +226,7 @@ impl<W: EventWriter> EventSender<W> {
     }
 
     /// Adds the event's write, unless a write of its series waits, which then writes this event
-    /// too.
+    /// too. Events that the correlator drops are not written.
     fn add_write(&mut self, event: Event) {
         let wall = self.clock.now();
         let now = Now { wall, monotonic: self.clock.monotonic(), nanos: name_number(wall) };

@@ -62,7 +62,8 @@ fn write_error(error: client::Error) -> WriteError {
     if error.is_not_found() {
         return WriteError::NotFound(message);
     }
-    // A request that cannot be built or is not allowed fails the same way at a retry.
+    // A request that cannot be built or is not allowed fails the same way at a retry. As upstream,
+    // every error that the server answers with counts as final, also a 500.
     let guard_refused = matches!(error, client::Error::GuardRefused { .. });
     match error.code() {
         None if !guard_refused && !matches!(error, client::Error::Request { .. }) => {

@@ -31,8 +31,8 @@ impl Gates {
         })
     }
 
-    /// Returns the faults of the given gates at this release: unknown and locked ones, and those
-    /// whose dependencies are off.
+    /// Returns the faults of the given gates at this release: unknown and locked ones; if there are
+    /// none of these, the gates that are on while one that they depend on is off.
     fn problems_in(&self, release: Release) -> Vec<String> {
         let problem = |(name, on): &(String, bool)| match state(name, release) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,

@@ -78,7 +78,8 @@ impl Options {
     /// Follows `release` from now on.
     ///
     /// # Errors
-    /// What the given feature gates are not in that release, a line each.
+    /// The given feature gates and `--min-compatibility-version` that it does not allow, a line
+    /// each.
     pub fn follow(&mut self, release: Release) -> Result<(), Vec<String>> {
         self.feature_gates.release = release;
         let mut problems = self.feature_gates.problems(&[release]);

@@ -131,8 +131,8 @@ fn tasks(request: &Request, clock: &SharedClock) -> Response {
     download("goroutine", profile.encoded())
 }
 
-/// Answers with the functions at the addresses `0x1+0x2` in the body; without a body, with whether
-/// any symbols are known.
+/// Answers with the functions at the addresses `0x1+0x2`, which a POST has in its body and a GET in
+/// its query; without addresses, with whether any symbols are known.
 async fn symbol(request: Request) -> Response {
     let body = match request.method == Method::POST {
         true => request.body.read(ADDRESSES).await.unwrap_or_default(),

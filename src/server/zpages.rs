@@ -89,7 +89,8 @@ enum Form {
     Yaml(&'static str),
 }
 
-/// Returns the best format that `accept` names. `kind` is that of the object in lower case.
+/// Returns the best format that `accept` names; `None`: it names none that the page has. `kind` is
+/// that of the object in lower case.
 fn form(accept: &str, kind: &str) -> Option<Form> {
     let mut ranges: Vec<(f32, Form)> = Vec::new();
     for range in accept.split(',') {

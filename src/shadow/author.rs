@@ -100,7 +100,7 @@ impl Metadata {
 impl Authors {
     /// Records the times of an object's managed fields. Returns the write that led to this state if
     /// it is of the manager in charge: then one of its entries has a new time. Removals of fields
-    /// leave no trace.
+    /// leave no trace. `None` also for objects that are not compared.
     pub fn observe(&mut self, resource: &str, meta: &Metadata) -> Option<Write> {
         // With --use-service-account-credentials the manager creates accounts for its controllers.
         let is_own_account = resource == "serviceaccounts"

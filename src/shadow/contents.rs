@@ -84,6 +84,7 @@ pub fn differences(resource: &str, wanted: &Value, created: &Value) -> Vec<Chang
     for field in ["metadata.labels", "metadata.annotations"] {
         let (ours, theirs) = both(field);
         for (key, value) in theirs.as_object().into_iter().flatten() {
+            // Admission adds others.
             let is_plain = field == "metadata.labels" && !key.contains('/');
             if ours.get(key).is_none() && (is_plain || is_of_a_controller(key)) {
                 push(&format!("{field}.{key}"), &Value::Null, value, &mut found);

@@ -65,7 +65,8 @@ pub struct Creations {
 
 impl Creations {
     /// Keeps the content of an object that the manager in charge has created, and forgets the
-    /// differing creations at its place that this content resolves.
+    /// differing creations at its place that this content resolves. Ignores objects of kinds that
+    /// are not compared.
     pub fn record_created(&mut self, now: Duration, place: &Place, object: &Value) {
         let Some(part) = part(&place.resource, object) else { return };
         self.differing.retain(|differing| {

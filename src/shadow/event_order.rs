@@ -39,7 +39,8 @@ pub fn version_number(version: &str) -> Option<u64> {
 }
 
 impl EventOrder {
-    /// Records an event that waits until [`record_passed`](Self::record_passed) is called.
+    /// Records an event that waits until [`record_passed`](Self::record_passed) is called. The
+    /// first event of a namespace also removes those where none waits and none was wanted recently.
     pub fn record_waiting(&mut self, origin: Origin, namespace: &str, version: u64, now: Duration) {
         if !self.namespaces.contains_key(namespace) {
             self.namespaces.retain(|_, events| {

@@ -354,6 +354,9 @@ impl Flow {
                     let is_answer = || {
                         turn.as_ref().is_some_and(|turn| turn.comes_after(Origin::ForeignRequest))
                     };
+                    // It waits on, up to the limit, while this manager cannot want it yet: an
+                    // earlier request of a user is held too, or a controller still has a key that
+                    // is as old as the event.
                     if now < until || (now < limit && (is_answer() || !has_caught_up(age))) {
                         until.max(now + STEP)
                     } else {

@@ -383,7 +383,8 @@ impl Ledger {
 
     /// Records the end of a key's sync that began at `began`. If `is_whole` (it completed and
     /// wanted no write), the key's earlier intentions are closed, because it no longer wants them.
-    /// Returns when to call the sync again if it wanted a write.
+    /// Returns when to call the sync again if it wanted a write: after a quarter of the age of
+    /// the key's youngest intention, within bounds.
     pub fn record_sync_end(
         &mut self,
         now: Duration,

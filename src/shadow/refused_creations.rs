@@ -15,7 +15,7 @@ const LONGEST_BACKOFF: Duration = Duration::from_secs(1000);
 
 impl Inner {
     /// Returns whether an event about the object that the controller syncs reports that a creation
-    /// failed.
+    /// failed. `false` for other writes than creations, and if the events cannot be read.
     pub async fn has_failure_event(&self, check: &Check) -> bool {
         let owner = check.key.rsplit('/').next().unwrap_or_default();
         let namespace = &check.place.namespace;

@@ -179,6 +179,7 @@ impl Request {
             }
             _ => return Effect::Unknown,
         };
+        // What else the write changes cannot be seen in the metadata alone.
         if is_partial(live) && !changes.iter().all(|change| change.path.starts_with("metadata.")) {
             return Effect::Unknown;
         }

@@ -25,6 +25,7 @@ impl Target {
             "apis" => segments.next()?.to_owned(),
             _ => return None,
         };
+        // The version.
         segments.next()?;
         let rest: Vec<String> = segments.map(percent::decode).collect();
         let rest: Vec<&str> = rest.iter().map(String::as_str).collect();

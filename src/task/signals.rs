@@ -13,6 +13,7 @@ use super::{StopToken, spawn};
 /// # Errors
 /// When no handler can be installed.
 pub fn stop_on_signal() -> std::io::Result<StopToken> {
+    // The last two are caught only to be ignored.
     let all = [Signal::Term, Signal::Int, Signal::Usr1, Signal::Usr2];
     let mut signals = Signals::new(all)?;
     let stop = StopToken::new();

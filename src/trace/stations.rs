@@ -119,6 +119,7 @@ pub fn handled(meta: &Meta, event: &str, handler: &str, backlog: impl Fn() -> us
     let at = Location::caller();
     let handled = with_tracer(|tracer| {
         let (span, name) = tracer.span_of(meta)?;
+        // A blank would end the field in the line.
         let (handler, backlog) = (handler.split(' ').next().unwrap_or_default(), backlog());
         line!(at, span, "handler {name} handler={handler} event={event} backlog={backlog}");
         Some(span)

@@ -110,7 +110,8 @@ impl Tracer {
         self.followed.len()
     }
 
-    /// Follows an object that is traced or owned by a followed one. Returns whether it is new.
+    /// Follows an object that is traced or owned by a followed one. Returns whether it is new;
+    /// `false` too when `OBJECTS` are followed already.
     pub fn learn(&mut self, resource: &ResourceType, meta: &Meta) -> bool {
         if meta.uid.is_empty() || self.followed.contains_key(&meta.uid) {
             return false;
@@ -172,8 +173,8 @@ impl Tracer {
         self.objects.iter().any(is_lease).then(|| self.next_span())
     }
 
-    /// Returns the span of the event that delivered this version of an object, and the object's
-    /// name.
+    /// Returns the span of the event that delivered this version of an object, 0 if no event was
+    /// traced yet, and the object's name. `None`: the object is not followed.
     pub fn span_of(&self, meta: &Meta) -> Option<(u64, &str)> {
         let followed = self.followed.get(&meta.uid)?;
         let mut newest_first = followed.events.iter().rev();
@@ -200,7 +201,8 @@ impl Tracer {
         }
     }
 
-    /// Records that `cause`, a span, queued `key`.
+    /// Records that `cause`, a span, queued `key`. Does nothing while `KEYS` keys wait, or beyond
+    /// `CAUSES` of a key.
     pub fn record_cause(&mut self, queue: usize, key: String, cause: u64, now: Duration) {
         if self.waiting.len() >= KEYS {
             return;

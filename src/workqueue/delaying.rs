@@ -150,7 +150,8 @@ impl<K: Key> Delayed<K> {
         sooner
     }
 
-    /// Drops stale entries once they outnumber the others, and all memory once nothing waits.
+    /// Drops stale entries once they outnumber the others. Once nothing waits, drops all of them
+    /// and frees the memory if it is large.
     fn tidy(&mut self) {
         if self.is_empty() {
             if self.times.all().any(|times| times.capacity() > 256) {
@@ -169,7 +170,7 @@ impl<K: Key> Delayed<K> {
         (self.times.len() - timers + self.rests, timers)
     }
 
-    /// Returns when the next key is due.
+    /// Returns when the next key is due; `None`: no key waits. Drops stale entries on top.
     pub fn next(&mut self) -> Option<Duration> {
         while let Some(Reverse(top)) = self.heap.peek() {
             if top.is_current(&mut self.times) {

@@ -67,6 +67,7 @@ impl<K: Key> Queue<K> {
     }
 
     /// Queues `key`, unless it waits already or rests. A key in progress is queued once it is done.
+    /// Does nothing after the shutdown.
     pub fn add(&mut self, key: K, now: Duration) -> Added {
         if self.shutting_down {
             return Added::No;

@@ -168,8 +168,9 @@ impl<K: Key> RateLimitingQueue<K> {
         self.add_later(key, after, Delayed::retry);
     }
 
-    /// Adds `key` now, or lets it wait by `insert`, which returns whether the timekeeper must wake
-    /// earlier.
+    /// Adds `key` now if `after` is zero, or lets it wait by `insert`, which returns whether the
+    /// timekeeper must wake earlier. Counts as a retry in the metrics. Does nothing after the
+    /// shutdown.
     fn add_later(&self, key: K, after: Duration, insert: fn(&mut Delayed<K>, K, Duration) -> bool) {
         let mut state = self.inner.lock();
         if state.queue.is_shutting_down() {
@@ -442,7 +443,8 @@ impl<K: Key> Inner<K> {
         trace::key_queued(queue, key, how, state.queue.len(), self.clock.monotonic());
     }
 
-    /// Shuts down: drops the keys that wait for a time, and wakes all waiters. `drain`: see
+    /// Shuts down: queues the keys that are due, drops those that wait for a later time, and wakes
+    /// all waiters. `drain`: see
     /// [`RateLimitingQueue::shut_down_with_drain`].
     fn shut_down(&self, drain: bool) {
         let mut state = self.lock();

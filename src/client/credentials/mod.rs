@@ -129,7 +129,8 @@ impl Auth {
         Ok(Shown { header, issued: None })
     }
 
-    /// Records that the server refused the credentials `shown`: the next request shows fresh ones.
+    /// Records that the server refused the credentials `shown`: the next request shows fresh ones,
+    /// unless they are fixed.
     pub fn record_refusal(&self, shown: &Shown) {
         match self {
             Auth::File { read, .. } => {

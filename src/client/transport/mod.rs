@@ -313,6 +313,7 @@ impl Shared {
         if let Some(guard) = guard {
             match &head {
                 // The client's own limit is longer than the server's, which has ended the request.
+                // A timeout with an OS error is the kernel's.
                 Err(error)
                     if error.kind() == io::ErrorKind::TimedOut
                         && error.raw_os_error().is_none() =>

@@ -75,7 +75,8 @@ impl Pool {
     }
 
     /// Takes an idle connection that was made with `tls`. Those made with another configuration are
-    /// closed: the client certificate or the trusted authorities have changed since.
+    /// closed: the client certificate or the trusted authorities have changed since. `None`: no
+    /// idle connection is still open.
     pub fn take(&self, tls: Option<&Arc<ClientConfig>>) -> Option<Connection> {
         let now = self.clock.monotonic();
         let mut idle = self.idle.lock();

@@ -100,7 +100,8 @@ impl TlsSource {
     }
 
     /// Returns the TLS configuration for a new connection, and builds it again when its files or
-    /// `pair` have changed. `pair`: the certificate of a plugin, or a renewed one.
+    /// `pair` have changed. Without a `pair`, changed files that cannot be used leave the former
+    /// configuration in use. `pair`: the certificate of a plugin, or a renewed one.
     fn identity_with(&self, pair: Option<Pair>) -> Result<Identity> {
         let stamps = [&self.tls.ca, &self.tls.certificate, &self.tls.key].map(|pem| match pem {
             Some(Pem::File(path)) => stamp(path),
@@ -179,7 +180,8 @@ impl TlsSource {
         Ok((config, pair))
     }
 
-    /// Reads the certificates of the authorities that the server's must be signed by.
+    /// Reads the certificates of the authorities that the server's must be signed by. One that
+    /// cannot be used is skipped. If none remains, that is an error only for a configured file.
     fn authorities(&self) -> Result<Vec<CertificateDer<'static>>> {
         let fault =
             |what: &dyn std::fmt::Display| Error::Config(format!("certificate authority: {what}"));

@@ -55,11 +55,11 @@ impl Trust {
 /// Verifies a server whose certificate is itself an authority's: by its dates, its usages and its
 /// name.
 fn verify_alone(
-    own: &CertificateDer<'_>,
+    end_entity: &CertificateDer<'_>,
     name: &ServerName<'_>,
     now: UnixTime,
 ) -> Result<(), Error> {
-    let parsed = Certificate::from_der(own)
+    let parsed = Certificate::from_der(end_entity)
         .map_err(|_| Error::InvalidCertificate(CertificateError::BadEncoding))?;
     let now = Timestamp::from_secs(i64::try_from(now.as_secs()).unwrap_or(i64::MAX));
     let fault = if now < parsed.not_before() {
@@ -69,7 +69,7 @@ fn verify_alone(
     } else if !parsed.may_serve() {
         CertificateError::InvalidPurpose
     } else {
-        return verify_server_name(&ParsedCertificate::try_from(own)?, name);
+        return verify_server_name(&ParsedCertificate::try_from(end_entity)?, name);
     };
     Err(Error::InvalidCertificate(fault))
 }
@@ -78,19 +78,21 @@ impl ServerCertVerifier for Trust {
     /// Verifies the server's certificate, as the configured trust asks.
     fn verify_server_cert(
         &self,
-        own: &CertificateDer<'_>,
-        between: &[CertificateDer<'_>],
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
         name: &ServerName<'_>,
         ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match &self.trusted {
             Trusted::Every => Ok(ServerCertVerified::assertion()),
-            Trusted::Signed { authorities, .. } if authorities.iter().any(|one| one == own) => {
-                verify_alone(own, name, now).map(|()| ServerCertVerified::assertion())
+            Trusted::Signed { authorities, .. }
+                if authorities.iter().any(|one| one == end_entity) =>
+            {
+                verify_alone(end_entity, name, now).map(|()| ServerCertVerified::assertion())
             }
             Trusted::Signed { chains: Some(chains), .. } => {
-                chains.verify_server_cert(own, between, name, ocsp, now)
+                chains.verify_server_cert(end_entity, intermediates, name, ocsp, now)
             }
             Trusted::Signed { chains: None, .. } => {
                 Err(Error::InvalidCertificate(CertificateError::UnknownIssuer))

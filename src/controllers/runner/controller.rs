@@ -128,8 +128,7 @@ impl Watcher {
         self.queues.iter().filter_map(|queue| queue.oldest_key_age()).max().unwrap_or_default()
     }
 
-    /// Retries the keys that have failed within `period`: see
-    ///
+    /// Makes the keys that have failed retry within `period`: see
     /// [`RateLimitingQueue::advance_retries`](crate::workqueue::RateLimitingQueue::advance_retries).
     pub fn advance_retries(&self, period: Duration) {
         self.queues.iter().for_each(|queue| queue.advance_retries(period));

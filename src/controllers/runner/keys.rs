@@ -234,6 +234,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         if is.is_being_deleted() {
             // The owner replaces it now, not when its grace period has ended.
             self.handle_deleted(new, DependentEvent::Deleting, queue);
+            // In its former state it may have had another owner.
             if relabelled || moved {
                 self.handle_deleted(old, DependentEvent::Deleting, queue);
             }
@@ -272,7 +273,7 @@ impl<T: Object, O: Object + Resource> OfController<T, O> {
         self.queue(&owner, queue);
     }
 
-    /// Queues the owners that may adopt `orphan`.
+    /// Queues the owners that may adopt `orphan`; as upstream, none if it has no labels.
     fn queue_matching(&self, orphan: &T, queue: &Queue) {
         let meta = orphan.meta();
         let Some(selector_of) = &self.selector else { return };

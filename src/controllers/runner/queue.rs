@@ -416,8 +416,8 @@ impl Outcomes {
     }
 }
 
-/// Returns how long a key rests after a sync that ended at `now`. After a failure the limiter
-/// decides when the key is retried.
+/// Returns how long a key rests after a sync that ended at `now`: only in a storm, and not after a
+/// failure, when the limiter decides when the key is retried.
 fn rest_after(
     result: &Option<SyncResult>,
     storm: &Storm,

@@ -37,7 +37,7 @@ impl GoQuantity {
     }
 
     /// Parses a text that is not empty or `0`: as an integer with a scale if that is exact, else as
-    /// a decimal.
+    /// a decimal. `None`: Go cannot parse it, or it has more digits than an `i128`.
     fn parse_some(text: &str) -> Option<GoQuantity> {
         let parts = Parts::parse(text).ok()?;
         let whole = if parts.whole.is_empty() { "0" } else { parts.whole };

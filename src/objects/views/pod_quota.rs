@@ -237,9 +237,9 @@ impl<'a> Resources<'a> {
         let by_name = needs.chunk_by(|(a, ..), (b, ..)| a == b);
         let mut sum: ResourceList =
             by_name.map(|needs| (needs[0].0.clone(), largest_need(needs))).collect();
-        let whole = self.spec.whole.iter().filter(|_| self.is_whole);
-        let whole = whole.flat_map(|resources| part(resources).iter());
-        for (name, amount) in whole {
+        let pod_level = self.spec.whole.iter().filter(|_| self.is_whole);
+        let pod_level = pod_level.flat_map(|resources| part(resources).iter());
+        for (name, amount) in pod_level {
             if counts_as_a_whole(name) {
                 sum.insert(name.clone(), amount);
             }

@@ -55,7 +55,8 @@ impl User {
         User { name: ANONYMOUS.into(), groups: vec![ALL_UNAUTHENTICATED.into()], ..User::default() }
     }
 
-    /// Adds the group of all authenticated users. Upstream: `group.AuthenticatedGroupAdder`.
+    /// Adds the group of all authenticated users, unless the user is anonymous or is in this group
+    /// or in that of the unauthenticated. Upstream: `group.AuthenticatedGroupAdder`.
     fn authenticated(mut self) -> User {
         let classified =
             |group: &String| group == ALL_AUTHENTICATED || group == ALL_UNAUTHENTICATED;
@@ -163,7 +164,8 @@ impl Auth {
     }
 
     /// Returns the user of a request; `None` when its credentials are not valid. One valid
-    /// credential is enough; a request without credentials is anonymous.
+    /// credential is enough; a request without credentials is anonymous, or refused where the
+    /// configuration has no anonymous user.
     async fn authenticate(&self, request: &Request) -> Option<User> {
         let (now, chain) = (self.clock.now(), &request.peer);
         let mut faults = Vec::new();
@@ -206,7 +208,8 @@ impl Auth {
         user
     }
 
-    /// Asks the API server for the user of a token, and caches the answer.
+    /// Asks the API server for the user of a token, and caches the answer. `None`: it is not valid,
+    /// or the review failed, which is logged.
     async fn review(&self, key: Key, token: &str) -> Option<User> {
         let blocked = metrics::Fetch::blocked();
         let permit = self.reviews.acquire().await;

@@ -104,6 +104,7 @@ impl Connection {
             answer(handler.clone(), request, peer.clone(), answering.clone())
         });
         let mut builder = hyper::server::conn::http1::Builder::new();
+        // The deadline of the phase limits it.
         builder.header_read_timeout(None);
         if let Some(bytes) = self.serving.head_bytes {
             builder.max_buf_size(bytes);

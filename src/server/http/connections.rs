@@ -98,7 +98,7 @@ impl Progress {
 struct Origin(u64);
 
 impl Origin {
-    /// Returns the origin of an address: itself for IPv4, its network for IPv6.
+    /// Returns the origin of an address: itself for IPv4, its /64 network for IPv6.
     fn new(address: IpAddr) -> Origin {
         match address.to_canonical() {
             IpAddr::V4(address) => Origin(u32::from(address).into()),

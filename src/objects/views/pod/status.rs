@@ -63,8 +63,8 @@ struct WireTerminated {
 }
 
 impl WireContainerStatus {
-    /// Returns whether a container runs, or will start: its state says neither "waiting" nor
-    /// "terminated".
+    /// Returns whether a container may run: its state says neither "waiting" nor "terminated", or
+    /// is absent.
     fn runs(&self) -> bool {
         let idle = |state: &WireState| state.waiting.is_some() || state.terminated.is_some();
         !self.state.as_ref().is_some_and(idle)
