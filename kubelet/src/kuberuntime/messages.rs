@@ -51,7 +51,8 @@ fn tail(file: &str, bytes: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&content).into_owned())
 }
 
-/// Extracts the text from lines of CRI's log format (time, stream, tag, text), and returns its end.
+/// Extracts the text from lines of CRI's log format (time, stream, tag, text), and returns its end;
+/// `None`: there is no text.
 fn log_text(lines: &str) -> Option<String> {
     let count = lines.lines().count();
     let mut text = String::new();
