@@ -127,7 +127,7 @@ impl Store {
     }
 
     /// Loads the current certificate: that of the link, else of the given files, else of
-    /// `PREFIX.crt` and `PREFIX.key`; `None`: there is none of them.
+    /// `PREFIX.crt` and `PREFIX.key`; `None`: none of them exists.
     pub fn current(&self) -> Result<Option<Pair>, Error> {
         let current = self.current_path();
         if exists(&current)? {

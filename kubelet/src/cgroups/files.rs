@@ -202,8 +202,8 @@ impl Hierarchy {
         }
     }
 
-    /// Sets the limits of an existing cgroup. Left out are, in version 1, those of a controller that
-    /// is not mounted; in version 2 those of huge pages, where the kernel has no such controller.
+    /// Sets the limits of an existing cgroup. Left out are, in version 1, those of a controller
+    /// that is not mounted; in version 2 those of huge pages, if the kernel has no such controller.
     pub(super) fn limit(&self, path: &str, resources: &Resources) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {

@@ -183,8 +183,8 @@ impl PodStore {
         self.state.lock().records.get(uid)?.pod.clone()
     }
 
-    /// Finds the pod of a name with its last status here; of several, one that is not being
-    /// deleted.
+    /// Finds the pod of a name that a source has, with its last status here. Of several, one that
+    /// is not being deleted is preferred.
     pub(super) fn named(
         &self,
         namespace: &str,

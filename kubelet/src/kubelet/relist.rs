@@ -57,8 +57,8 @@ impl Kubelet {
         }
     }
 
-    /// Returns whether there is no pod: all sources have been read, the runtime answers, and neither
-    /// they nor a worker have one.
+    /// Returns whether there is no pod: all sources have been read, the runtime answers, and
+    /// neither they nor a worker have one.
     fn is_idle(&self, snapshot: &Snapshot) -> bool {
         self.has_seen_all()
             && self.health.answers()

@@ -59,7 +59,8 @@ impl Stamp {
     }
 }
 
-/// Parses the nanoseconds after the seconds of a time, and returns where they end.
+/// Parses the nanoseconds after the seconds of a time, and returns where they end; without a dot
+/// they are 0. `None`: the dot has no digits after it, or more than nine.
 fn fraction(text: &[u8]) -> Option<(u32, usize)> {
     // The length of `2006-01-02T15:04:05`.
     const AT: usize = 19;

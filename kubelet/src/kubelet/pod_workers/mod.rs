@@ -127,8 +127,8 @@ impl Workers {
         self.workers.entry(uid).or_insert(Worker::Orphan(Schedule::Now));
     }
 
-    /// Begins the next work that is due, and returns it with its pod. The worker gets no other work
-    /// until [`done`](Self::done).
+    /// Begins the next work that is due, and returns it with its pod; `None`: no work is due. The
+    /// worker gets no other work until [`done`](Self::done).
     pub fn next(&mut self, now: Duration) -> Option<(Uid, Work)> {
         let Workers { workers, static_pods } = self;
         workers.iter_mut().find_map(|(uid, worker)| {
