@@ -47,7 +47,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the name of an error that a call was answered with.
+    /// Returns the name of an error that a call was answered with; empty: another failure.
     pub fn name(&self) -> &str {
         match self {
             Error::Failed { name, .. } => name,

@@ -91,8 +91,8 @@ impl Workers {
         self.change(&uid, |worker| worker.update(pod, reason)).unwrap_or(false)
     }
 
-    /// Gives a pod that was not admitted a worker that ends what runs of it; the worker stays
-    /// finished while the pod's source has it.
+    /// Gives a pod that was not admitted a worker that ends what runs of it, unless it has one
+    /// already; the new one stays finished while the pod's source has it.
     pub fn reject(&mut self, pod: &Arc<Pod>) {
         let worker = || Worker::Pod(PodWorker::rejected(pod));
         self.workers.entry(pod.uid()).or_insert_with(worker);
