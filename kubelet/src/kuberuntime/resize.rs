@@ -201,7 +201,8 @@ impl Manager {
         }
     }
 
-    /// Gives a container new resources by the runtime, and records them.
+    /// Gives a container new resources by the runtime, and records them. One that the pod does not
+    /// define keeps its own.
     async fn update_container(
         &self,
         pod: &Arc<Pod>,

@@ -295,7 +295,8 @@ impl Decoder {
     }
 }
 
-/// Parses the head of a line; `line` may end before or after it.
+/// Parses the head of a line; `line` may end before or after it. One without its end in the first
+/// [`MAX_HEAD`] bytes is malformed.
 fn parse(line: &[u8]) -> Parsed<'_> {
     let (mut ends, mut found) = ([0; 3], 0);
     let window = &line[..line.len().min(MAX_HEAD)];
