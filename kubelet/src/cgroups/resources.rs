@@ -145,8 +145,8 @@ fn is_limited(pod: &Pod, resource: &str) -> bool {
 }
 
 impl Resources {
-    /// Computes the limits of a pod's cgroup. A burstable pod has only the limits that it or each of
-    /// its containers sets; a best-effort pod has none. Upstream: `ResourceConfigForPod`.
+    /// Computes the limits of a pod's cgroup. A burstable pod has only the limits that it or each
+    /// of its containers sets; a best-effort pod has none. Upstream: `ResourceConfigForPod`.
     pub fn of_pod(pod: &Pod) -> Resources {
         let cpu_shares = Some(shares(pod_amount(pod, "cpu", false)));
         let cpu_quota = || quota(pod_amount(pod, "cpu", true));

@@ -156,8 +156,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Runs the `preStop` hook of a running container that has one, within the grace period; without
-    /// grace no hook runs. A hook that fails only gets an event.
+    /// Runs the `preStop` hook of a running container that has one, within the grace period;
+    /// without grace no hook runs. A hook that fails only gets an event.
     async fn pre_stop(
         &self,
         pod: &Arc<Pod>,
