@@ -18,17 +18,18 @@ pub fn check(pod: &Pod, has_app_armor: bool) -> Result<(), Rejection> {
     }
 }
 
-/// Returns whether the pod names a profile, in a field or in an old annotation. Upstream:
-/// `isRequired`.
+/// Returns whether the pod names a profile other than the unconfined one, in a field or in an old
+/// annotation. Upstream: `isRequired`.
 fn is_required(pod: &Pod) -> bool {
     let of_pod = pod.spec().security_context.as_ref();
     let of_pod = of_pod.and_then(|context| context.app_armor_profile.as_ref());
-    let own = pod.all_containers().filter_map(|container| {
-        container.security_context.as_ref().and_then(|own| own.app_armor_profile.as_ref())
+    let of_containers = pod.all_containers().filter_map(|container| {
+        let context = container.security_context.as_ref();
+        context.and_then(|context| context.app_armor_profile.as_ref())
     });
     let is_confined = |profile: &AppArmorProfile| profile.type_ != "Unconfined";
     let mut annotations = pod.metadata.annotations.iter().flatten();
-    of_pod.into_iter().chain(own).any(is_confined)
+    of_pod.into_iter().chain(of_containers).any(is_confined)
         || annotations.any(|(key, value)| key.starts_with(APP_ARMOR) && value != "unconfined")
 }
 

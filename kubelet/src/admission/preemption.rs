@@ -33,7 +33,8 @@ pub fn choose(
     if !unmet.is_empty() {
         return Err(Rejection::NothingToPreempt(unmet));
     }
-    // Each class gives what the ends of the lower ones would not free.
+    // The highest class first: each gives only what neither all pods of the lower classes nor those
+    // chosen of the higher ones would free.
     let guaranteed = closest(guaranteed, after(&needs, [&best_effort, &burstable]));
     let burstable = closest(burstable, after(&needs, [&best_effort, &guaranteed]));
     let best_effort = closest(best_effort, after(&needs, [&burstable, &guaranteed]));

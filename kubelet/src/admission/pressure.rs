@@ -14,8 +14,8 @@ const MEMORY_PRESSURE: &str = "node.kubernetes.io/memory-pressure";
 /// Checks that the node's pressure lets the pod in.
 ///
 /// # Errors
-/// The node has too little of something. With too little memory alone only best-effort pods are
-/// rejected, and critical ones never.
+/// The node has too little of something. Critical pods are never rejected; with too little memory
+/// alone only best-effort pods that do not tolerate its taint are.
 pub fn check(pod: &Pod, pressure: &[Pressure]) -> Result<(), Rejection> {
     if pressure.is_empty() || is_critical(pod) {
         return Ok(());

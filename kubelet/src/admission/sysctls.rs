@@ -202,7 +202,8 @@ fn is_pattern(text: &str) -> bool {
     text.len() <= MAX_LENGTH && words.into_iter().all(is_word) && is_last
 }
 
-/// Returns the version of the kernel that runs, by the start of its release.
+/// Returns the version of the kernel that runs, by the start of its release; `None`: it does not
+/// start with two numbers.
 pub fn kernel_version(release: &str) -> Option<KernelVersion> {
     let mut parts = release.split(|character: char| !character.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

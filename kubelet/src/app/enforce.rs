@@ -109,8 +109,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Reads from the configuration for which cgroups limits are enforced. Upstream:
-    /// `ValidateKubeletConfiguration`.
+    /// Reads from the configuration for which cgroups limits are enforced; if it does not say, for
+    /// pods, if they have cgroups by class. Upstream: `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// All but those of [`start`].

@@ -560,8 +560,9 @@ fn socket(flag: &'static str, endpoint: &str) -> Result<PathBuf, Error> {
     }
 }
 
-/// Waits until the runtime answers, and returns its name and the driver of cgroups. Upstream:
-/// `NewRemoteRuntimeService`, `updateRuntimeUp`.
+/// Waits until the runtime answers, and returns its name and the driver of cgroups: that of the
+/// runtime, or the configured one if the runtime names none. Upstream: `NewRemoteRuntimeService`,
+/// `updateRuntimeUp`.
 async fn check_runtime(
     runtime: &RuntimeService,
     configuration: &Configuration,
@@ -613,7 +614,7 @@ async fn check_runtime(
 }
 
 /// Sets the kubelet's OOM score, so that it is among the last processes that the kernel ends for
-/// memory.
+/// memory. Fails only if the score is out of range: one that cannot be set is logged.
 fn set_oom_score(configuration: &Configuration) -> Result<(), Error> {
     let score = configuration.oom_score_adj;
     if !(-1000..=1000).contains(&score) {

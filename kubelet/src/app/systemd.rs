@@ -53,7 +53,8 @@ impl Systemd {
         }
     }
 
-    /// Reports health twice in the watchdog's time, for ever. Without a watchdog it only waits.
+    /// Reports health twice in the watchdog's time while the kubelet is healthy, for ever. Without
+    /// a watchdog it only waits.
     pub(super) async fn keep_alive(&self, clock: &SharedClock) {
         let Some(timeout) = self.watchdog else { return std::future::pending().await };
         log::info!("Starting systemd watchdog with interval {:?}", timeout / 2);

@@ -143,10 +143,10 @@ impl Places {
         replace_file(&file, text.as_bytes(), 0o600)
     }
 
-    /// Gets a client certificate by the bootstrap credential and writes the kubeconfig for it,
-    /// unless there is a kubeconfig that can be used. For a kubelet that does not renew it. May be
-    /// dropped at any time: the next call continues with the same key and request. Upstream:
-    /// `LoadClientCert`.
+    /// Gets a client certificate by the bootstrap credential and writes the kubeconfig for it. Does
+    /// nothing without a bootstrap kubeconfig, or with a kubeconfig that can be used. For a kubelet
+    /// that does not renew it. May be dropped at any time: the next call continues with the same
+    /// key and request. Upstream: `LoadClientCert`.
     pub async fn bootstrap(&self, node: &str, clock: &SharedClock) -> Result<(), Error> {
         let Some(bootstrap) = &self.bootstrap else { return Ok(()) };
         if self.is_valid(clock)? {
@@ -159,6 +159,7 @@ impl Places {
         let client = Client::new(config.clone(), clock.clone()).map_err(fault)?;
         let store = Store::open(CLIENT_STORE, &self.folder, None)?;
         let key_file = self.folder.join(KEY_FILE);
+        // The key of a stored certificate is used again, as upstream.
         let key = match store.current() {
             Ok(Some(pair)) => PrivateKey::from_pem(&pair.key, "the store").ok(),
             _ => None,
@@ -171,8 +172,9 @@ impl Places {
             log::warn!("Error waiting for apiserver to come up: {fault}");
         }
         let template = Template::of_node(node);
-        let both = [SIGNATURE, CLIENT_AUTH, ENCIPHERMENT];
-        let usages = if key.is_rsa() { &both[..] } else { &both[..2] };
+        // In upstream's order, on which the request's name depends.
+        let of_rsa = [SIGNATURE, CLIENT_AUTH, ENCIPHERMENT];
+        let usages = if key.is_rsa() { &of_rsa[..] } else { &of_rsa[..2] };
         let name = request_name(&key, &template, usages);
         let (now, signer) = (clock.now(), CLIENT_SIGNER);
         let submitted =
@@ -258,7 +260,8 @@ fn request_name(key: &PrivateKey, template: &Template, usages: &[&str]) -> Strin
     format!("node-csr-{}", URL_SAFE_NO_PAD.encode(context.finish()))
 }
 
-/// Waits until the API server answers. `Err`: the last failure, after the timeout.
+/// Waits until the API server answers. `Err`: the last failure, after the timeout, or why no client
+/// can be made.
 async fn wait_for_server(config: &Config, clock: &SharedClock) -> Result<(), String> {
     let config = Config { timeout: TRY_TIMEOUT, ..config.clone() };
     let client = Client::new(config, clock.clone()).map_err(|error| error.to_string())?;

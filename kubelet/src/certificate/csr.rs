@@ -199,7 +199,8 @@ async fn follow(client: &Client, submitted: &Submitted) -> Result<Option<Vec<u8>
     Ok(None)
 }
 
-/// Returns the issued certificate; `None`: it is still to be approved or issued.
+/// Returns the issued certificate; `None`: it is still to be approved or issued. `Err`: the request
+/// was denied or has failed, or this is another one of its name.
 fn certificate_of(
     object: &CertificateSigningRequest,
     submitted: &Submitted,

@@ -280,8 +280,8 @@ impl Manager {
         let client = client(self.current().is_some())
             .map_err(|source| Error::Kubeconfig { which, source })?;
         let Purpose { signer, usage, .. } = self.purpose;
-        let both = [SIGNATURE, ENCIPHERMENT, usage];
-        let usages = if key.is_rsa() { &both[..] } else { &[SIGNATURE, usage] };
+        let of_rsa = [SIGNATURE, ENCIPHERMENT, usage];
+        let usages = if key.is_rsa() { &of_rsa[..] } else { &[SIGNATURE, usage] };
         let now = self.clock.now();
         let submitted = csr::submit(&client, wanted, &key, None, signer, usages, now);
         let submitted = submitted.await.inspect_err(|error| self.note_answer(error))?;

@@ -113,15 +113,15 @@ impl ServingCertificate {
     }
 
     /// Sets the addresses of the node's status, for which a certificate is requested. When they
-    /// change, another one is requested; without an IP address among them, none is. Upstream:
-    /// `newGetTemplateFn`.
+    /// change, another one is requested; without an IP address among them, none is. Does nothing
+    /// for a certificate from files. Upstream: `newGetTemplateFn`.
     pub fn set_addresses(&self, addresses: &[NodeAddress]) {
         if let Source::Requested { wanted, node, .. } = &*self.0 {
             wanted.set(template(node, addresses));
         }
     }
 
-    /// Returns the certificate of the moment.
+    /// Returns the certificate of the moment; `None`: none was issued yet, or it has expired.
     pub fn current(&self) -> Option<Arc<CertifiedKey>> {
         match &*self.0 {
             Source::Files(files) => Some(files.current()),
@@ -228,7 +228,8 @@ impl Files {
 }
 
 /// Makes `kubelet.crt` and `kubelet.key` if they do not exist, and returns their paths. A crash may
-/// leave a key without its certificate, which is then made for it.
+/// leave a key without its certificate, which is then made for it; a certificate without its key is
+/// an error.
 fn self_signed_files(
     folder: &Path,
     host: &str,

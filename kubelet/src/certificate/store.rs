@@ -126,7 +126,8 @@ impl Store {
         self.folder.join(format!("{}-{qualifier}.pem", self.prefix))
     }
 
-    /// Loads the current certificate; `None`: there is no file.
+    /// Loads the current certificate: that of the link, else of the given files, else of
+    /// `PREFIX.crt` and `PREFIX.key`; `None`: none of them exists.
     pub fn current(&self) -> Result<Option<Pair>, Error> {
         let current = self.current_path();
         if exists(&current)? {

@@ -154,7 +154,8 @@ fn processes(numbers: &str) -> Processes {
     counts
 }
 
-/// Returns how many files a process may have open; -1: as many as it likes. `None`: it has ended.
+/// Returns how many files a process may have open; -1: as many as it likes. `None`: it has ended,
+/// or its limits cannot be read.
 pub fn open_file_limit(process: u32) -> Option<i64> {
     soft_limit(&fs::read_to_string(format!("/proc/{process}/limits")).ok()?)
 }
@@ -187,7 +188,7 @@ pub fn pressure(hierarchy: &Hierarchy, path: &str) -> BTreeMap<&'static str, Pre
 }
 
 /// Parses the pressure of one resource, from lines `some avg10=0.00 avg60=0.00 avg300=0.00
-/// total=0`.
+/// total=0`. `None`: it has no line `some`. Older kernels have no line `full` for CPU: all are 0.
 fn stalls(text: &str) -> Option<Pressure> {
     let stall = |kind: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(kind)?.strip_prefix(' '))?;

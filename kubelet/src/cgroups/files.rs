@@ -58,13 +58,14 @@ impl Hierarchy {
     /// Returns the machine's. Blocks.
     ///
     /// # Errors
-    /// None is mounted.
+    /// The table of mounts cannot be read, or has no cgroups.
     pub fn detect() -> Result<Hierarchy, Error> {
         let mounts = fs::read_to_string(MOUNTS).map_err(Error::Unreadable)?;
         Hierarchy::of(&mounts).ok_or(Error::NotMounted)
     }
 
-    /// Finds the hierarchy by the content of `mountinfo`.
+    /// Finds the hierarchy by the content of `mountinfo`. `None`: it has neither version 2 at
+    /// [`ROOT`] nor the controllers `cpu` and `memory` of version 1, or is malformed.
     fn of(mounts: &str) -> Option<Hierarchy> {
         let mut found: BTreeMap<String, PathBuf> = BTreeMap::new();
         for line in mounts.lines() {
@@ -128,7 +129,8 @@ impl Hierarchy {
     }
 
     /// Finds the path of a container's cgroup below that of its pod, by its id: runtimes write
-    /// their own names around it, such as `cri-containerd-<id>.scope`. Blocks for a moment.
+    /// their own names around it, such as `cri-containerd-<id>.scope`. Without a match it is the id
+    /// alone. Blocks for a moment.
     pub fn container_below(&self, pod: &str, id: &str) -> String {
         let is_it = |name: &str| {
             let name = name.strip_suffix(".scope").unwrap_or(name);
@@ -200,7 +202,8 @@ impl Hierarchy {
         }
     }
 
-    /// Sets the limits of an existing cgroup.
+    /// Sets the limits of an existing cgroup. Left out are, in version 1, those of a controller
+    /// that is not mounted; in version 2 those of huge pages, if the kernel has no such controller.
     pub(super) fn limit(&self, path: &str, resources: &Resources) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {

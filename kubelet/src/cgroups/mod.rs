@@ -188,7 +188,7 @@ impl Cgroups {
         self.page_sizes.iter().map(|size| (size.name.clone(), bytes(size))).collect()
     }
 
-    /// Gives the burstable class the shares that its pods ask for.
+    /// Gives the burstable class the shares that its pods ask for, and best-effort pods the fewest.
     /// Upstream: `qosContainerManagerImpl.UpdateCgroups`.
     ///
     /// # Errors
@@ -242,7 +242,8 @@ impl Cgroups {
         PodLimits::read(&self.hierarchy, &self.pod(pod))
     }
 
-    /// Returns the bytes of memory that a pod uses, or one of its containers, by its id.
+    /// Returns the bytes of memory that a pod uses, or one of its containers, by its id. `None`:
+    /// the files of its cgroup cannot be read.
     pub fn memory_usage(&self, pod: &Pod, container: Option<&str>) -> Option<u64> {
         let path = match container {
             Some(id) => self.hierarchy.container_below(&self.pod(pod), id),
@@ -306,7 +307,8 @@ impl Cgroups {
     }
 }
 
-/// Removes a cgroup with those below it, and kills their processes.
+/// Removes a cgroup with those below it, and kills their processes. While one of them has not ended
+/// yet, the kernel keeps the cgroup: an error, after which the caller retries.
 fn remove_tree(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -373,7 +375,8 @@ impl Features {
     }
 }
 
-/// Returns the most processes of the machine. Upstream: `pidlimit.Stats`.
+/// Returns the most processes of the machine, the lower of the kernel's two limits; `None`: neither
+/// can be read. Upstream: `pidlimit.Stats`.
 pub fn max_pids() -> Option<i64> {
     let read = |file: &str| -> Option<i64> {
         fs::read_to_string(Path::new("/proc/sys/kernel").join(file)).ok()?.trim().parse().ok()

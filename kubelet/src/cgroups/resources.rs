@@ -44,8 +44,8 @@ pub struct PodLimits {
 }
 
 impl PodLimits {
-    /// Reads the limits of a cgroup from its files; `None`: one of them is absent or malformed.
-    /// Blocks for a moment.
+    /// Reads the limits of a cgroup from its files; `None`: a file is absent, or the shares are
+    /// malformed. A limit that is not a number, such as `max`, is no limit. Blocks for a moment.
     pub(super) fn read(hierarchy: &Hierarchy, path: &str) -> Option<PodLimits> {
         let file = |controller: &str, name: &str| {
             fs::read_to_string(hierarchy.folder(controller, path)?.join(name)).ok()
@@ -115,8 +115,8 @@ fn in_units(resource: &str, quantity: Quantity) -> i64 {
     }
 }
 
-/// Returns the requests or limits of a pod with its overhead: in millis for `cpu`, else in units.
-/// Upstream: `PodRequests`, `PodLimits`.
+/// Returns the requests or limits of a pod with its overhead: in millis for `cpu`, else in units. A
+/// limit of 0 is no limit: overhead is not added to it. Upstream: `PodRequests`, `PodLimits`.
 pub fn pod_amount(pod: &Pod, resource: &str, is_limit: bool) -> i64 {
     let total = of_pod(pod, resource, is_limit);
     let overhead = pod.spec().overhead.as_ref().and_then(|list| quantity(list, resource));
@@ -145,7 +145,8 @@ fn is_limited(pod: &Pod, resource: &str) -> bool {
 }
 
 impl Resources {
-    /// Computes the limits of a pod's cgroup. Upstream: `ResourceConfigForPod`.
+    /// Computes the limits of a pod's cgroup. A burstable pod has only the limits that it or each
+    /// of its containers sets; a best-effort pod has none. Upstream: `ResourceConfigForPod`.
     pub fn of_pod(pod: &Pod) -> Resources {
         let cpu_shares = Some(shares(pod_amount(pod, "cpu", false)));
         let cpu_quota = || quota(pod_amount(pod, "cpu", true));

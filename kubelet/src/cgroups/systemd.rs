@@ -199,7 +199,7 @@ fn start(bus: &mut Connection, slice: &str, parent: &str, is_v2: bool) -> Result
     }
 }
 
-/// Begins a job, and waits for its result.
+/// Begins a job, and waits for its result, such as `done`. Signals of other jobs are dropped.
 fn job(bus: &mut Connection, member: &str, arguments: &[Argument]) -> Result<String, Error> {
     let job = bus.call(SYSTEMD, member, arguments)?.text()?;
     loop {

@@ -133,7 +133,7 @@ fn memory(usage: u64, limit: Option<u64>, stat: &str, is_v2: bool) -> Memory {
     }
 }
 
-/// Counts the processes of a cgroup with those below it.
+/// Counts the processes of a cgroup with those below it; `None`: there is no such cgroup.
 pub(super) fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     fn below(folder: &Path) -> u64 {
         let own = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();

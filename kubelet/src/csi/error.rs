@@ -66,7 +66,8 @@ impl Error {
     }
 
     /// Returns whether the driver has certainly not carried out the call, and does not any more.
-    /// Upstream: `isFinalError`.
+    /// False also for a failure before the call: an earlier call may still be under way. Upstream:
+    /// `isFinalError`.
     pub fn is_final(&self) -> bool {
         let Error::Call(error) = self else { return false };
         let uncertain = [

@@ -317,8 +317,11 @@ fn set_driver(node: &mut storage::CSINode, driver: &str, info: &NodeGetInfoRespo
 }
 
 /// Builds the change of the Node's annotation and labels that a driver needs. `None`: they are as
-/// they have to be. `info`: what the driver says; `None`: it is gone. Upstream:
-/// `updateNodeIDInNode`, `updateTopologyLabels`.
+/// they have to be. `info`: what the driver says; `None`: it is gone, and its labels stay.
+/// Upstream: `updateNodeIDInNode`, `updateTopologyLabels`.
+///
+/// # Errors
+/// The annotation is malformed, or a label has another value than the driver says.
 fn node_change(
     node: &core::Node,
     driver: &str,

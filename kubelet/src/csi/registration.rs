@@ -219,7 +219,8 @@ impl DriverRegistration {
         Ok(())
     }
 
-    /// Refreshes the CSINode by the period of the driver's CSIDriver, for ever.
+    /// Refreshes the CSINode by the period of the driver's CSIDriver, for ever. Returns at once
+    /// without an API server.
     async fn keep_allocatable(&self, name: Option<&str>) {
         let (Some((node, csi_drivers)), Some(name)) = (&self.server, name) else { return };
         let mut due = None;

@@ -47,7 +47,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the name of an error that a call was answered with.
+    /// Returns the name of an error that a call was answered with; empty: another failure.
     pub fn name(&self) -> &str {
         match self {
             Error::Failed { name, .. } => name,
@@ -222,7 +222,8 @@ impl Connection {
         wire::decode(&bytes)
     }
 
-    /// Reads the bytes after `at`, and the file descriptors that come with them.
+    /// Fills `bytes` from `at` on with what the bus sends, and keeps the file descriptors that come
+    /// with it. The end of the connection is an error.
     fn fill(&mut self, bytes: &mut [u8], mut at: usize) -> Result<(), Error> {
         while at < bytes.len() {
             let mut space =

@@ -20,8 +20,8 @@ fn storage_limit(container: &Container) -> Option<Quantity> {
     quantity(limits, "ephemeral-storage").filter(|limit| limit.is_positive())
 }
 
-/// Returns the local limit that a pod exceeds: the signal and the message. Upstream:
-/// `localStorageEviction`.
+/// Returns the first local limit that a pod exceeds: the signal and the message. `None`: it exceeds
+/// none of which the use is known. Upstream: `localStorageEviction`.
 pub fn exceeded_limit(pod: &Pod, stats: &PodStats) -> Option<(&'static str, String)> {
     let exceeds = |used: u64, limit: Quantity| i128::from(used) > i128::from(limit.value());
     for volume in pod.spec().volumes.iter().flatten() {
@@ -49,9 +49,9 @@ pub fn exceeded_limit(pod: &Pod, stats: &PodStats) -> Option<(&'static str, Stri
     let sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
     for container in pod.spec().containers.iter().chain(sidecars) {
         let own = stats.containers.iter().find(|own| own.name == container.name);
-        let used = used(own.and_then(|own| own.logs.as_ref()), false)
+        let own_use = used(own.and_then(|own| own.logs.as_ref()), false)
             .saturating_add(used(own.and_then(|own| own.rootfs.as_ref()), false));
-        if let Some(limit) = storage_limit(container).filter(|limit| exceeds(used, *limit)) {
+        if let Some(limit) = storage_limit(container).filter(|limit| exceeds(own_use, *limit)) {
             let (name, limit) = (&container.name, limit.to_string());
             let message =
                 format!("Container {name} exceeded its local ephemeral storage limit {limit:?}. ");

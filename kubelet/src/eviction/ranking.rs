@@ -50,7 +50,8 @@ pub fn rank(candidates: &mut [Candidate<'_>], resource: &str) {
         let excess = candidate
             .stats
             .map(|stats| i128::from(used_of(stats, resource)) - i128::from(request(pod)));
-        // The use of a pod without numbers is unknown: it comes first.
+        // The use of a pod without numbers is unknown: it comes first. For process ids upstream
+        // ranks by priority and use alone.
         let exceeds = excess.is_none_or(|excess| excess > 0) || resource == "pids";
         (excess.is_some(), !exceeds, priority, std::cmp::Reverse(excess.unwrap_or(0)))
     });

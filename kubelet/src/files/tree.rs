@@ -94,6 +94,7 @@ fn walk_within(
                 break;
             }
         }
+        // With fewer levels `current` is not the folder that has it.
         if levels.len() == depth {
             note(leave(current.as_fd(), &done.name));
         }

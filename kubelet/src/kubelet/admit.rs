@@ -147,6 +147,7 @@ impl Kubelet {
         self.evict_for(admitted);
         let ends = admitted.preempted.iter().map(|pod| {
             Box::pin(async move {
+                // As upstream: the grace and half of it, in which the runtime kills the rest.
                 let grace = Duration::from_secs(grace_of(pod).unsigned_abs());
                 if self.is_terminated_within(&pod.uid(), (grace + grace / 2).max(MIN_WAIT)).await {
                     let resource = &*admitted.resource;

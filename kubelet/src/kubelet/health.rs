@@ -63,7 +63,8 @@ impl LoopHealth {
         self.state.lock().fault.is_none()
     }
 
-    /// Returns why the runtime's pods are not known. Upstream: `GenericPLEG.Healthy`.
+    /// Returns why the runtime's pods are not known; `None`: they were listed lately. Upstream:
+    /// `GenericPLEG.Healthy`.
     pub(super) fn pleg_fault(&self, now: Duration) -> Option<String> {
         let elapsed = now.saturating_sub(self.state.lock().relisted);
         (elapsed > RELIST_THRESHOLD).then(|| {

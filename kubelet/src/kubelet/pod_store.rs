@@ -183,8 +183,8 @@ impl PodStore {
         self.state.lock().records.get(uid)?.pod.clone()
     }
 
-    /// Finds the pod of a name with its last status here; of several, one that is not being
-    /// deleted.
+    /// Finds the pod of a name that a source has, with its last status here. Of several, one that
+    /// is not being deleted is preferred.
     pub(super) fn named(
         &self,
         namespace: &str,
@@ -331,8 +331,8 @@ impl PodStore {
         let is_late = is_mirrored && !record.continues_mirror;
         record.continues_mirror |= is_late;
         // The status that the new one continues.
-        let (first, second) = (mirrored.as_ref(), before.as_deref());
-        let old = if is_late { first.or(second) } else { second.or(first) };
+        let (of_mirror, own) = (mirrored.as_ref(), before.as_deref());
+        let old = if is_late { of_mirror.or(own) } else { own.or(of_mirror) };
         settle(pod, &mut after, old, now);
         let last = record.status.as_ref().filter(|_| !is_late);
         if let Some(last) = last.filter(|last| is_same(last, &after)) {
@@ -354,7 +354,7 @@ impl PodStore {
         self.state.lock().records.entry(uid).or_default().first_seen = Some(now);
     }
 
-    /// Returns when a source had the pod first; `None`: it has run since.
+    /// Returns when a source had the pod first; `None`: it has run since, or no source has it.
     pub(super) fn first_seen(&self, uid: &str) -> Option<Duration> {
         self.state.lock().records.get(uid)?.first_seen
     }

@@ -57,7 +57,8 @@ impl Kubelet {
         }
     }
 
-    /// Returns whether neither a source nor the runtime has a pod, and the runtime answers.
+    /// Returns whether there is no pod: all sources have been read, the runtime answers, and
+    /// neither they nor a worker have one.
     fn is_idle(&self, snapshot: &Snapshot) -> bool {
         self.has_seen_all()
             && self.health.answers()

@@ -109,7 +109,8 @@ impl Kubelet {
         }
     }
 
-    /// Adds a pod to those whose resize waits, and sorts them by the order in which they are tried.
+    /// Adds a pod to those whose resize waits, unless it is among them, and sorts them by the order
+    /// in which they are tried. Pods that no source has any more are dropped.
     fn push_pending(&self, uid: &Uid) {
         let mut pending = self.resizes.pending.lock();
         if pending.contains(uid) {
@@ -129,7 +130,8 @@ impl Kubelet {
     }
 
     /// Tries once more to allocate the resizes that wait, and syncs the pods whose conditions have
-    /// changed. Upstream: `RetryPendingResizes`.
+    /// changed. Those of pods that end are dropped. Does nothing until all sources have been read.
+    /// Upstream: `RetryPendingResizes`.
     pub(super) async fn retry_resizes(&self) {
         if !self.resizes.has_pending() || !self.store.has_seen_all() {
             return;
@@ -217,7 +219,8 @@ impl Kubelet {
         }
     }
 
-    /// Records that the resources of a pod could not be changed.
+    /// Records that the resources of a pod could not be changed, with an event if the message is
+    /// new.
     pub(super) fn record_resize_failure(&self, pod: &Arc<Pod>, message: &str) {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         if let Some(generation) = self.resizes.conditions.fail(&uid, message, generation, now) {

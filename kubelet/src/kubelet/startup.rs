@@ -124,16 +124,16 @@ fn init_time(pod: &Pod) -> Duration {
 }
 
 /// Returns how long images were pulled. Pulls at the same time count once. `pulls`: their begins
-/// and ends, in the order of their ends. Upstream: `calculateImagePullingTime`.
+/// and ends, in any order. Upstream: `calculateImagePullingTime`.
 fn pulling_time(pulls: &[(Duration, Duration)]) -> Duration {
     let mut pulls = pulls.to_vec();
     pulls.sort_unstable();
-    let (mut all, mut until) = (Duration::ZERO, Duration::ZERO);
+    let (mut total, mut until) = (Duration::ZERO, Duration::ZERO);
     for (begin, end) in pulls {
-        all += end.saturating_sub(begin.max(until));
+        total += end.saturating_sub(begin.max(until));
         until = until.max(end);
     }
-    all
+    total
 }
 
 /// Returns whether the pod has volumes whose set-up may take any time. Upstream: `isStatefulPod`.

@@ -77,6 +77,7 @@ impl Kubelet {
         let listed = self.manager.runtime.list_pod_sandbox(request).await;
         let mut sandboxes = listed.map_err(Error::Runtime)?.items;
         sandboxes.retain(|one| one.state == api::PodSandboxState::SandboxReady as i32);
+        // The newest comes last, and replaces the others of its pod.
         sandboxes.sort_by_key(|one| one.created_at);
         let named =
             sandboxes.into_iter().filter_map(|one| Some((labels::pod_uid(&one.labels)?, one.id)));

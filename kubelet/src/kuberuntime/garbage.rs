@@ -314,7 +314,8 @@ async fn may_be_rotating(runtime: &RuntimeService, link: &Path) -> bool {
     status.is_some_and(|status| status.state() != api::ContainerState::ContainerExited)
 }
 
-/// Links the log of a container where collectors of logs look for it. Blocks.
+/// Links the log of a container where collectors of logs look for it. An existing link stays.
+/// Blocks.
 ///
 /// # Errors
 /// When the link cannot be made; without a log there is no link.

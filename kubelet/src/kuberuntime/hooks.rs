@@ -139,11 +139,12 @@ impl Manager {
         get: &core::HTTPGetAction,
         ips: &[String],
     ) -> Result<(), RequestFailure> {
-        let own = match pod.is_host_network() {
+        let address = match pod.is_host_network() {
             true => Some(self.node.own.address_or_loopback()),
             false => ips.first().cloned(),
         };
-        let ip = own.as_deref().or(get.host.as_deref());
+        // `target` takes the hook's own host, if it has one: then the pod needs no address.
+        let ip = address.as_deref().or(get.host.as_deref());
         let ip = ip.ok_or(RequestFailure::NoAddress)?;
         let mut target = prober::target(container, get, ip).map_err(RequestFailure::Port)?;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;

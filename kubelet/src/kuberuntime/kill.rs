@@ -82,12 +82,13 @@ impl Manager {
             let message = format!("Stopping container {}", container.name);
             events::normal(pod, Some(&container.name), "Killing", message);
         }
-        let running: Vec<_> =
+        // One of an unknown state may run.
+        let to_stop: Vec<_> =
             status.containers.iter().filter(|c| c.state != State::Exited).collect();
         // Opened when a container has ended.
         let ends: HashMap<&str, Latch> =
-            running.iter().map(|container| (container.name.as_str(), Latch::new())).collect();
-        let kills = running.iter().map(|container| {
+            to_stop.iter().map(|container| (container.name.as_str(), Latch::new())).collect();
+        let kills = to_stop.iter().map(|container| {
             let container = ContainerRef::of(container);
             Box::pin(self.kill_container(pod, container, grace, status.ips(), Some(&ends)))
         });
@@ -100,7 +101,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Ends one container, as an action says. A failed probe may have a grace period of its own.
+    /// Ends one container, as an action says; one that `status` does not have is gone. A failed
+    /// probe may have a grace period of its own.
     pub(super) async fn kill(
         &self,
         pod: &Arc<Pod>,
@@ -154,7 +156,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Runs the `preStop` hook of a container that has one, within the grace period.
+    /// Runs the `preStop` hook of a running container that has one, within the grace period;
+    /// without grace no hook runs. A hook that fails only gets an event.
     async fn pre_stop(
         &self,
         pod: &Arc<Pod>,

@@ -19,7 +19,8 @@ const MAX_LOG_MESSAGE: (usize, usize) = (80, 2048);
 const MAX_LOG: u64 = 64 << 10;
 
 impl Manager {
-    /// Reads the last messages of a pod's containers that have ended, by their ids.
+    /// Reads the last messages of a pod's containers that have ended, by their ids: from their
+    /// files, else, for failed ones that ask for it, from their logs. Empty ones are left out.
     pub async fn messages(&self, status: &PodStatus) -> HashMap<String, String> {
         let ended = status.containers.iter().filter(|container| container.state == State::Exited);
         let files: Vec<_> = ended
@@ -51,7 +52,8 @@ fn tail(file: &str, bytes: u64) -> Option<String> {
     Some(String::from_utf8_lossy(&content).into_owned())
 }
 
-/// Extracts the text from lines of CRI's log format (time, stream, tag, text), and returns its end.
+/// Extracts the text from lines of CRI's log format (time, stream, tag, text), and returns its end;
+/// `None`: there is no text.
 fn log_text(lines: &str) -> Option<String> {
     let count = lines.lines().count();
     let mut text = String::new();

@@ -26,10 +26,11 @@ impl Manager {
 
     /// Makes the pod's cgroup if it is missing, after it has given the classes the shares of the
     /// `active` pods. If containers of the pod run in another cgroup, ends them and returns false:
-    /// the next sync makes the cgroup. Upstream: `Kubelet.SyncPod`.
+    /// the next sync makes the cgroup. Does nothing where pods have no cgroups by class. Upstream:
+    /// `Kubelet.SyncPod`.
     ///
     /// # Errors
-    /// It cannot be made, or the containers cannot be ended.
+    /// It cannot be made, its resources cannot be recorded, or the containers cannot be ended.
     pub async fn ensure_cgroup(
         &self,
         pod: &Arc<Pod>,

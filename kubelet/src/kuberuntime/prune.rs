@@ -60,6 +60,7 @@ impl Manager {
     /// # Errors
     /// When a call fails; the next sync tries the rest.
     pub async fn prune(&self, status: &PodStatus, everything: bool) -> Result<(), cri::Error> {
+        // The last one stays in any case: its restart count and its end are in the pod's status.
         let max = self.dead.max_per_container.unwrap_or(usize::MAX).max(1);
         let superseded = superseded(status, if everything { None } else { Some(max) });
         for id in &superseded {
@@ -109,6 +110,7 @@ fn superseded(status: &PodStatus, keep: Option<usize>) -> Vec<&str> {
             }
             // The kubelet that created it has not started it.
             (State::Created, Some(_)) => !is_newest,
+            // It may run.
             (State::Unknown, Some(_)) => false,
         };
         if goes {

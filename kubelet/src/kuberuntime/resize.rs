@@ -142,8 +142,8 @@ impl Manager {
         task::blocking(read).await
     }
 
-    /// Checks that no memory limit is set below the present usage, which would end processes.
-    /// Upstream: `validateMemoryResizeAction`.
+    /// Checks that no memory limit is set below the present usage, which would end processes; if
+    /// the usage is not known, that is an error too. Upstream: `validateMemoryResizeAction`.
     async fn check_memory(
         &self,
         pod: &Arc<Pod>,
@@ -201,7 +201,8 @@ impl Manager {
         }
     }
 
-    /// Gives a container new resources by the runtime, and records them.
+    /// Gives a container new resources by the runtime, and records them. One that the pod does not
+    /// define keeps its own.
     async fn update_container(
         &self,
         pod: &Arc<Pod>,

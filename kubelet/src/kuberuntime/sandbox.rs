@@ -27,7 +27,8 @@ impl Manager {
     /// Builds the definition of the pod's sandbox.
     ///
     /// # Errors
-    /// The pod's host name is too long, or the node's resolver cannot be read.
+    /// The pod's host name is too long, the node's resolver cannot be read, or the pod's user
+    /// namespace cannot be determined.
     pub(super) async fn sandbox_config(
         &self,
         pod: &Arc<Pod>,

@@ -168,7 +168,8 @@ impl Manager {
             .map_err(failed(POST_START_HOOK_ERROR))
     }
 
-    /// Records the resources that a container is given. Upstream: `setActuatedContainerResources`.
+    /// Records the resources that a container is given: its own, and the pod's limits where it has
+    /// none. Upstream: `setActuatedContainerResources`.
     async fn record_actuated(
         &self,
         pod: &Pod,
@@ -280,7 +281,8 @@ fn backoff_key(pod: &Pod, container: &Container) -> String {
     format!("{}_{}_{image}_{resources}", pod.uid(), container.name)
 }
 
-/// Counts a start of a container, and records why it has failed. Upstream: `SyncPod`'s `start`.
+/// Counts a start of a container, and records why it has failed. One in back-off has not started:
+/// it only gets its event. Upstream: `SyncPod`'s `start`.
 fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: Option<&Waiting>) {
     let name = Some(container.name.as_str());
     if failed.is_none_or(|waiting| waiting.reason != CRASH_LOOP_BACK_OFF) {
@@ -318,6 +320,7 @@ fn count_image_volumes(pod: &Pod, container: &Container, failed: Option<&Waiting
     for volume in images {
         let mounts = container.volume_mounts.iter().flatten();
         let mounts = mounts.filter(|mount| mount.name == volume.name).count() as u64;
+        // As upstream: requests are counted by volume, outcomes by mount.
         if mounts > 0 {
             metrics::IMAGE_VOLUMES.inc();
             match is_refused {

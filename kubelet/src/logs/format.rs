@@ -59,7 +59,8 @@ impl Stamp {
     }
 }
 
-/// Parses the nanoseconds after the seconds of a time, and returns where they end.
+/// Parses the nanoseconds after the seconds of a time, and returns where they end; without a dot
+/// they are 0. `None`: the dot has no digits after it, or more than nine.
 fn fraction(text: &[u8]) -> Option<(u32, usize)> {
     // The length of `2006-01-02T15:04:05`.
     const AT: usize = 19;
@@ -294,7 +295,8 @@ impl Decoder {
     }
 }
 
-/// Parses the head of a line; `line` may end before or after it.
+/// Parses the head of a line; `line` may end before or after it. One without its end in the first
+/// [`MAX_HEAD`] bytes is malformed.
 fn parse(line: &[u8]) -> Parsed<'_> {
     let (mut ends, mut found) = ([0; 3], 0);
     let window = &line[..line.len().min(MAX_HEAD)];

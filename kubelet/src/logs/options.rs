@@ -42,7 +42,8 @@ impl LogOptions {
     /// that is given again the first value counts.
     ///
     /// # Errors
-    /// [`Error::Query`] for a value of another type, [`Error::Options`] for one out of its range.
+    /// [`Error::Query`] for a value of another type, [`Error::Options`] for one out of its range,
+    /// or for two that exclude each other.
     pub fn parse(query: &[(String, String)], now: Stamp) -> Result<LogOptions, Error> {
         let value = |name: &str| query.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str());
         let flag = |name: &str| {

@@ -238,7 +238,8 @@ enum Change {
     Replaced(File),
 }
 
-/// Returns whether the log, which is read to its end, was truncated or replaced by another file.
+/// Finds out whether the log, which is read to its end, was truncated or replaced by another file.
+/// [`Change::None`] also while neither can be seen, as the log cannot be opened.
 async fn detect_change(log: &LogFile, reading: &Reading) -> Change {
     let (log, position) = (log.clone(), reading.position);
     let Ok(own) = reading.file.metadata() else { return Change::None };
@@ -320,6 +321,7 @@ fn tail_start(file: &File, lines: u64) -> io::Result<u64> {
         let start = end - length as u64;
         file.read_exact_at(&mut block[..length], start)?;
         for at in memchr::memrchr_iter(b'\n', &block[..length]) {
+            // One more end of a line than lines: that of the line before them.
             if left == 0 {
                 return Ok(start + at as u64 + 1);
             }

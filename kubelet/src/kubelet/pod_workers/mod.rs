@@ -91,8 +91,8 @@ impl Workers {
         self.change(&uid, |worker| worker.update(pod, reason)).unwrap_or(false)
     }
 
-    /// Gives a pod that was not admitted a worker that ends what runs of it; the worker stays
-    /// finished while the pod's source has it.
+    /// Gives a pod that was not admitted a worker that ends what runs of it, unless it has one
+    /// already; the new one stays finished while the pod's source has it.
     pub fn reject(&mut self, pod: &Arc<Pod>) {
         let worker = || Worker::Pod(PodWorker::rejected(pod));
         self.workers.entry(pod.uid()).or_insert_with(worker);
@@ -127,8 +127,8 @@ impl Workers {
         self.workers.entry(uid).or_insert(Worker::Orphan(Schedule::Now));
     }
 
-    /// Begins the next work that is due, and returns it with its pod. The worker gets no other work
-    /// until [`done`](Self::done).
+    /// Begins the next work that is due, and returns it with its pod; `None`: no work is due. The
+    /// worker gets no other work until [`done`](Self::done).
     pub fn next(&mut self, now: Duration) -> Option<(Uid, Work)> {
         let Workers { workers, static_pods } = self;
         workers.iter_mut().find_map(|(uid, worker)| {

@@ -150,8 +150,8 @@ impl PodWorker {
         self.terminate_within(effective_grace(self.phase.grace(), &self.pod))
     }
 
-    /// Begins to end the pod, with this grace at most. Returns whether the work that is done now
-    /// has to be cancelled.
+    /// Begins to end the pod, with this grace at most, which can only decrease and is at least a
+    /// second. Returns whether the work that is done now has to be cancelled.
     pub(super) fn terminate_within(&mut self, grace: i64) -> bool {
         let before = self.phase.grace();
         let grace = before.map_or(grace, |before| before.min(grace)).max(1);
@@ -184,6 +184,7 @@ impl PodWorker {
                 schedule.request();
                 schedule.is_working() && is_changed
             }
+            // A clean-up that has failed is retried at once.
             Phase::Terminated { schedule, .. } => {
                 schedule.request();
                 false

@@ -31,7 +31,9 @@ const NETWORK_RETRY: Duration = Duration::from_secs(1);
 const ATTACH_LIMIT: &str = "VolumeAttachmentLimitExceeded";
 
 impl Kubelet {
-    /// Makes a pod run as its definition says, and publishes its status before and after that.
+    /// Makes a pod run as its definition says, and publishes its status before and after that. A
+    /// pod that has ended is terminal; so is one that fails here, beyond its deadline or because
+    /// the node can attach no more volumes.
     pub(super) async fn sync_pod(&self, pod: &Arc<Pod>) -> Result<Outcome, Error> {
         let (runtime, status) = self.refresh(pod).await?;
         if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
@@ -99,7 +101,7 @@ impl Kubelet {
     }
 
     /// Returns the time until a pod's deadline; zero: it has passed; `None`: the pod has no
-    /// deadline.
+    /// deadline, or no start time to count from.
     fn until_deadline(&self, pod: &Pod, status: &core::PodStatus) -> Option<Duration> {
         let deadline = pod.spec().active_deadline_seconds?;
         let started = status.start_time.as_ref()?.0.as_microsecond();
