@@ -221,6 +221,7 @@ impl UserNamespaces {
             return Ok(mapping);
         }
         let number = match used.by_pod.get(uid) {
+            // Its file is gone, but the range is still its own.
             Some(number) => *number,
             None => {
                 let mut free = (0..self.ranges).filter(|number| !used.ranges.contains(number));

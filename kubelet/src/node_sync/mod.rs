@@ -228,8 +228,8 @@ impl NodeSync {
         }
     }
 
-    /// Waits after the start until the node is ready, and writes its status at once then. Gives up
-    /// after `FAST_GRACE`.
+    /// Waits after the start until the node has no faults, and writes its status at once then.
+    /// Writes nothing if the Node is ready already, or after `FAST_GRACE`.
     async fn sync_when_ready(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         let begin = self.clock.monotonic();
         loop {
@@ -307,7 +307,7 @@ impl NodeSync {
         info
     }
 
-    /// Waits for the first attempt at the CSINode, but not for long.
+    /// Waits, once and not for long, for the first attempt at the CSINode if there is none yet.
     async fn wait_for_csi_node(&self) {
         let Some(csi_node) = &self.csi_node else { return };
         let attempted = csi_node.attempted();
@@ -388,6 +388,7 @@ impl NodeSync {
         let has_changed = status::has_changed(status_of(&before), status_of(&after))
             || before.metadata.labels != after.metadata.labels;
         if !has_changed && !self.state.written.lock().reports.is_due(self.clock.monotonic()) {
+            // An unchanged status names the same volumes.
             volumes.mark_reported(&in_use.unwrap_or_default());
             return Ok(());
         }

@@ -194,7 +194,7 @@ fn is_printable(c: char) -> bool {
 /// `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
 ///
 /// # Errors
-/// When there is no such field.
+/// There is no such field, or the node has no address yet.
 pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<String, Error> {
     let key = |prefix: &str| {
         path.strip_prefix(prefix)
@@ -232,7 +232,8 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
 }
 
 /// Returns a container's request or limit for the downward API, in units of its divisor, rounded
-/// up. A limit that the container does not have is the pod's, or what the node has.
+/// up. A limit that the container does not have is the pod's, or what the node has; a request that
+/// it does not have is 0.
 ///
 /// # Errors
 /// When there is no such resource.

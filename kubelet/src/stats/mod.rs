@@ -91,7 +91,7 @@ pub struct Stats {
 
 impl Stats {
     /// Computes the nanoseconds of CPU time that a cgroup takes a second, since its last sample;
-    /// `None` for the first one.
+    /// within `WINDOW` of that, returns its rate again. `None` for the first one.
     fn rate(&self, path: &str, nanos: u64, now: Duration) -> Option<u64> {
         let mut samples = self.samples.lock();
         let rate = match samples.get(path) {
@@ -122,7 +122,7 @@ impl Stats {
     }
 
     /// Measures what a folder uses of its file system, at most once in `period`. `None`: the folder
-    /// does not exist.
+    /// does not exist, or cannot be read.
     fn measure_folder(
         &self,
         source: &StatsSource<'_>,
@@ -241,7 +241,8 @@ impl Stats {
         }
     }
 
-    /// Measures a pod and its running containers. `None`: the pod does not run.
+    /// Measures a pod and its running containers. `None`: no container of it runs, or it has no
+    /// cgroup.
     fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (source.cgroup_of)(pod)?;
@@ -388,7 +389,8 @@ pub fn claim_amounts(
     of_pods.collect()
 }
 
-/// Returns the size and use of the file system of a path; `None`: the path does not exist.
+/// Returns the size and use of the file system of a path; `None`: the path does not exist, or
+/// cannot be read.
 fn disk(time: &str, path: &Path) -> Option<Fs> {
     let stat = rustix::fs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);

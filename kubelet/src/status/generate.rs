@@ -271,6 +271,7 @@ fn container_status(
         }
         _ => {}
     }
+    // One that has to start shows why it waits; its end, if it has one, becomes the last state.
     let is_running = newest.is_some_and(|status| status.state == State::Running);
     let reason = inputs.waiting.get(&container.name).filter(|_| !is_running);
     if let Some(waiting) = reason
@@ -407,8 +408,9 @@ struct Removed {
     count: i32,
 }
 
-/// Returns the state of a container that the runtime no longer has. One that was running counts as
-/// ended with an unknown end.
+/// Returns the state of a container that the runtime no longer has. One that has ended stays so,
+/// and one that was running has an unknown end as its last state. With `all_restart` both wait for
+/// their restart instead.
 fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
     let state = before.state.clone().unwrap_or_default();
     let ended = |reason: &str, message: &str| core::ContainerState {
@@ -437,6 +439,7 @@ fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Remove
     if state.terminated.is_some() {
         return Removed { state: Some(state), last, count };
     }
+    // As upstream: an end that is known already is not replaced by an unknown one.
     let has_ended = last.as_ref().is_some_and(|last| last.terminated.is_some());
     if state.running.is_none() || has_ended {
         return Removed { state: None, last, count };
@@ -506,7 +509,7 @@ fn phase(
             (Seen::Stopped(end), false) if end.code != 0 && is_final(container, end) => {
                 return "Failed";
             }
-            // Sidecars that have ended do not count.
+            // It has succeeded or restarts, or is a sidecar that has ended: these do not count.
             (Seen::Stopped(_), _) => {}
             (Seen::Running | Seen::Waiting, false) => is_init_pending = true,
             (Seen::Running, true) => {
@@ -582,7 +585,8 @@ fn seen(status: &core::ContainerStatus) -> Seen {
     }
 }
 
-/// Computes the conditions of the pod; `AllContainersRestarting` is left out.
+/// Lists the conditions of other writers, and computes those of the kubelet but
+/// `AllContainersRestarting` and those of a resize.
 fn all_conditions(
     pod: &Pod,
     phase: &str,

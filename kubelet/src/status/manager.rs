@@ -152,7 +152,7 @@ impl Manager {
     }
 
     /// Waits for a change, the registration of the Node, or the next retry, both of which are
-    /// `Some(None)`; `None`: it is stopped.
+    /// `Some(None)`; `None`: it is stopped, or no change can follow.
     async fn wait(
         &self,
         changes: &Receiver<Change>,
@@ -237,8 +237,9 @@ impl Manager {
         Time(self.clock.now().to_jiff())
     }
 
-    /// Makes the server's status equal to the kubelet's; deletes the pod if it has ended and has to.
-    /// Upstream: `manager.syncPod`.
+    /// Writes the kubelet's status of a pod to the server, and then deletes the pod there if
+    /// `may_delete` allows it. Does nothing if the server no longer has the pod, or has another
+    /// one of its name. Upstream: `manager.syncPod`.
     async fn write(
         &self,
         report: &Report,

@@ -112,6 +112,7 @@ fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     }
     make_canonical(&mut status.allocated_resources);
     make_all_canonical(&mut status.resources);
+    // Init containers stay in the order in which they run.
     let by_name = |a: &core::ContainerStatus, b: &core::ContainerStatus| a.name.cmp(&b.name);
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses] {
         list.iter_mut().for_each(|list| list.sort_by(by_name));

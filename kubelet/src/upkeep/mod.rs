@@ -62,7 +62,7 @@ pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, Error> 
     Ok(gc::Policy { high_percent: high, low_percent: low, min_age, max_age })
 }
 
-/// Reads from the configuration when logs are rotated; `None`: never.
+/// Reads from the configuration when logs are rotated; `None`: never, as the size is negative.
 ///
 /// # Errors
 /// One that names the field.
@@ -351,10 +351,11 @@ impl Upkeep {
     /// Upstream: `DeleteAllUnusedContainers`, `DeleteUnusedImages`.
     async fn reclaim(&self) {
         let manager = self.kubelet.manager();
-        let is_gone = |uid: &str| self.kubelet.is_ended(uid);
+        // Also those of pods that a source still has, once they have ended.
+        let is_ended = |uid: &str| self.kubelet.is_ended(uid);
         let now = nanos(manager.clock.now());
         let (runtime, folders) = (&manager.runtime, &manager.folders);
-        if let Err(error) = garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
+        if let Err(error) = garbage::collect(runtime, folders, self.dead, now, &is_ended).await {
             log::warn!("Eviction manager: unexpected error when removing containers: {error}");
         }
         if let Err(error) = self.images.remove_unused().await {

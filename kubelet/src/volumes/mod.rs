@@ -152,7 +152,7 @@ fn fs_group(pod: &Pod) -> Option<u32> {
 /// text. Blocks.
 ///
 /// # Errors
-/// Upstream's messages.
+/// No volume of this name is set up, or the file cannot be read. The texts are upstream's.
 pub fn variable_file(
     mounted: &VolumeMap,
     pod: &Pod,

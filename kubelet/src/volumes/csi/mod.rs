@@ -148,7 +148,8 @@ impl Inner {
     }
 
     /// Checks that a volume is attached to this node, and returns what the attachment says to the
-    /// driver. Upstream: `GenerateVerifyControllerAttachedVolumeFunc`, `WaitForAttach`.
+    /// driver; nothing for a volume that is not attached by a controller. Upstream:
+    /// `GenerateVerifyControllerAttachedVolumeFunc`, `WaitForAttach`.
     async fn check_attached(
         &self,
         server: &Server,
@@ -348,7 +349,8 @@ impl Inner {
     }
 
     /// Fetches the tokens that a driver asks for. Returns the name and the value (JSON by audience)
-    /// of the attribute that has them. Upstream: `podServiceAccountTokenAttrs`.
+    /// of the attribute that has them; `None`: it asks for none. Upstream:
+    /// `podServiceAccountTokenAttrs`.
     async fn tokens(
         &self,
         pod: &Pod,
