@@ -160,6 +160,7 @@ impl OwnNode {
             current.metadata.uid == node.metadata.uid && version(current) < version(node)
         });
         if is_newer {
+            // No waiter is woken: the watch shows the change soon.
             *registered = Some(node.clone());
         }
     }

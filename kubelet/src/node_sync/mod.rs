@@ -140,9 +140,10 @@ impl Reports {
         self.last.is_none_or(|last| now.saturating_sub(last) >= self.period)
     }
 
-    /// Records that a status has been accepted. After a change the next report comes at a time by
-    /// chance, `part` between 0 and 1, so that nodes that changed together do not report together;
-    /// the others follow by the period. Upstream: `delayAfterNodeStatusChange`.
+    /// Records that a status has been accepted. After the first one and after a change, the next
+    /// report comes at a time by chance, `part` between 0 and 1, so that nodes that changed
+    /// together do not report together; the others follow by the period. Upstream:
+    /// `delayAfterNodeStatusChange`.
     fn add(&mut self, now: Duration, has_changed: bool, period: Duration, part: f64) {
         let is_random = has_changed || self.last.is_none();
         self.period = if is_random { period.mul_f64(0.5 + part) } else { period };
@@ -307,7 +308,7 @@ impl NodeSync {
         info
     }
 
-    /// Waits, once and not for long, for the first attempt at the CSINode if there is none yet.
+    /// Waits, once and not for long, for the first attempt at the CSINode if it is still to come.
     async fn wait_for_csi_node(&self) {
         let Some(csi_node) = &self.csi_node else { return };
         let attempted = csi_node.attempted();

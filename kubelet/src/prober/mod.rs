@@ -156,6 +156,7 @@ impl Probes {
             let result = match kind {
                 Kind::Startup => saved.started,
                 Kind::Readiness => saved.ready,
+                // It is not saved: the probe decides again.
                 Kind::Liveness => false,
             };
             if result {
@@ -233,6 +234,7 @@ impl Probes {
             let result = table.result(id, *kind) == Some(true);
             match kind {
                 Kind::Startup => shown.started == result,
+                // A container that has not started is not shown as ready.
                 Kind::Readiness => shown.ready == (shown.started && result),
                 Kind::Liveness => true,
             }

@@ -120,7 +120,7 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let computed = phase(pod, &init, &containers, inputs.is_terminal);
     let (phase, why) = settled_phase(computed, inputs);
     let ips = ips(pod, inputs);
-    // A kubelet that restarts takes it from the oldest sandbox, which is the last one.
+    // A kubelet that restarts takes the pod's start from the oldest sandbox, which is the last one.
     let oldest = inputs.runtime.sandboxes.last().and_then(|sandbox| nanos(sandbox.created_at));
     let start_time = inputs.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
@@ -207,7 +207,8 @@ pub fn rejected(pod: &Pod, reason: &str, message: &str) -> core::PodStatus {
 }
 
 /// Computes the status of a container by the runtime's, its last status and the reason for which it
-/// waits.
+/// waits; without a reason of its own that is `default`. `all_restart`: all containers of the pod
+/// are being restarted.
 fn container_status(
     pod: &Pod,
     container: &Container,
@@ -457,6 +458,7 @@ fn restarting_condition(
     inputs: &StatusInputs<'_>,
     all_restart: bool,
 ) -> core::PodCondition {
+    // It counts until the runtime has removed all containers.
     let has_any = pod.all_containers().any(|c| inputs.runtime.container(&c.name).is_some());
     let is_done = ["Succeeded", "Failed"].contains(&phase);
     let is_true = !is_done && all_restart && has_any;

@@ -80,6 +80,7 @@ fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     let is_current = written.is_some_and(|written| {
         (written.version, written.is_terminated) == (report.version, report.is_terminated)
     });
+    // The kubelet's own status has changed since it was written.
     if written.is_some() && !is_current {
         return Due::Now;
     }

@@ -269,6 +269,7 @@ impl Upkeep {
             }
         }
         log::warn!("Eviction manager: must evict pod(s) to reclaim {resource}");
+        // To rank pods by memory, files need not be measured.
         let usage = self.kubelet.usage(first.signal.resource() == "memory").await;
         let usage = usage.map_err(Error::Usage)?;
         let mut candidates: Vec<Candidate<'_>> = pods

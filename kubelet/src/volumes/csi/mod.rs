@@ -98,6 +98,7 @@ impl Inner {
             }
         };
         if let Some(bound) = bound {
+            // The volume is not in use by this pod yet: its driver may expand it now.
             if !is_published {
                 self.state.lock().not_expanded.remove(&volume.device());
             }
