@@ -240,8 +240,8 @@ pub enum ExitAction {
     RestartAllContainers,
 }
 
-/// Returns the action of the first of a container's restart rules that has this exit code.
-/// Upstream: `FindMatchingContainerRestartRule`.
+/// Returns the action of the first of a container's restart rules that matches this exit code;
+/// `None`: no rule does, or its action is unknown. Upstream: `FindMatchingContainerRestartRule`.
 pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> {
     let rules = container.restart_policy_rules.iter().flatten();
     let matching = rules.into_iter().find(|rule| {

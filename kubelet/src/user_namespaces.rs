@@ -255,8 +255,8 @@ impl UserNamespaces {
         IdMapping { host_id, container_id: 0, length: self.per_pod }
     }
 
-    /// Reads and checks a pod's file, and marks its range as used; `None`: the pod has no file.
-    /// Upstream: `parseUserNsFileAndRecord`.
+    /// Reads and checks a pod's file, and marks its range as used; `None`: the pod has no file, or
+    /// an empty one. Upstream: `parseUserNsFileAndRecord`.
     fn restore(&self, uid: &Uid, used: &mut Used) -> Result<Option<IdMapping>, Error> {
         let path = self.file(uid);
         let content = match fs::read(&path) {

@@ -190,8 +190,8 @@ fn is_printable(c: char) -> bool {
     ['a', c].iter().collect::<String>().escape_debug().count() == 2
 }
 
-/// Returns the text of a field of the pod, for the downward API. Upstream:
-/// `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
+/// Returns the text of a field of the pod, for the downward API; an absent label or annotation is
+/// empty. Upstream: `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
 ///
 /// # Errors
 /// There is no such field, or the node has no address yet.

@@ -211,7 +211,8 @@ pub struct ContainerSettings<'a> {
 /// the container has prepared (`settings`).
 ///
 /// # Errors
-/// When the security context forbids the image's user, or a word of the command is not text.
+/// The security context forbids the image's user or names a profile that cannot be applied, or a
+/// word of the command is not text.
 pub fn container(
     pod: &Pod,
     container: &Container,

@@ -77,7 +77,7 @@ fn make_all_canonical(resources: &mut Option<core::ResourceRequirements>) {
     }
 }
 
-/// Brings a status to the form in which the server has it.
+/// Brings a status to the form in which the server has it, and cuts long last messages.
 fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     let most = MESSAGES / pod.all_containers().count().max(1);
     let normalize_state = |state: &mut Option<core::ContainerState>| {

@@ -312,7 +312,8 @@ impl Upkeep {
         Ok(Noted { observations, has_image_disk, met })
     }
 
-    /// Evicts the pods that exceed their own limits, and returns whether there were any.
+    /// Evicts the pods that exceed their own limits, and returns whether any was evicted: critical
+    /// ones stay.
     async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, Error> {
         let usage = self.kubelet.usage(false).await.map_err(Error::Usage)?;
         let mut has_evicted = false;
@@ -385,7 +386,8 @@ impl Upkeep {
         observed.await.map_err(Error::Eviction)
     }
 
-    /// Removes images periodically, when the disk is full or they are old.
+    /// Removes images periodically, when the disk is full or they are old; never with
+    /// `keeps_images`.
     async fn images(&self) {
         if self.keeps_images {
             log::info!(
