@@ -395,8 +395,8 @@ impl NodeSync {
         }
         let change = Patch::StrategicMerge(patch::between(&before, &after));
         let status = nodes.subresource("status");
-        let written = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
-        written.map_err(Error::Write)?;
+        let answer = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
+        answer.map_err(Error::Write)?;
         volumes.mark_reported(in_use.as_deref().unwrap_or_default());
         let now = self.clock.monotonic();
         let mut written = self.state.written.lock();

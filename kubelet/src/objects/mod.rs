@@ -204,7 +204,7 @@ struct ServerObjects {
 }
 
 impl Objects {
-    /// Returns the objects of a folder, and of no API server.
+    /// Creates the objects of a folder, without those of an API server.
     pub fn new(folder: LocalObjects, clock: SharedClock) -> Objects {
         Objects { folder, server: None, clock }
     }

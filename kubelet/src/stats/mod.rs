@@ -220,15 +220,15 @@ impl Stats {
             });
         }
         let time = source.now.to_string();
-        let details = !source.only_cpu_and_memory;
+        let is_full = !source.only_cpu_and_memory;
         NodeStats {
             node_name: source.node.to_owned(),
             system_containers,
             start_time: started.to_string(),
             used: self.used(source, "/", &usage),
-            network: details.then(|| network(&time, None)).flatten(),
-            fs: details.then(|| disk(&time, &source.folders.root)).flatten(),
-            runtime: source.images.as_ref().filter(|_| details).map(|images| {
+            network: is_full.then(|| network(&time, None)).flatten(),
+            fs: is_full.then(|| disk(&time, &source.folders.root)).flatten(),
+            runtime: source.images.as_ref().filter(|_| is_full).map(|images| {
                 let disk = disk(&time, Path::new(&images.mount_point));
                 let used = disk.clone().map(|disk| Fs {
                     used_bytes: Some(images.bytes),
@@ -237,7 +237,7 @@ impl Stats {
                 });
                 Runtime { image_fs: used.clone(), container_fs: used }
             }),
-            rlimit: details.then(|| rlimit(&time)).flatten(),
+            rlimit: is_full.then(|| rlimit(&time)).flatten(),
         }
     }
 
@@ -283,20 +283,20 @@ impl Stats {
         }
         let time = source.now.to_string();
         let usage = usage::read(source.hierarchy, &path);
-        let details = !source.only_cpu_and_memory;
-        let volumes = if details { self.volumes(source, pod) } else { Vec::new() };
+        let is_full = !source.only_cpu_and_memory;
+        let volumes = if is_full { self.volumes(source, pod) } else { Vec::new() };
         let local = volumes.iter().filter(|volume| volume.is_local).map(|volume| &volume.stats.fs);
         let own = containers.iter().flat_map(|one| [&one.logs, &one.rootfs]).flatten();
         let counted: Vec<&Fs> = local.chain(own).collect();
         let sum = |of: fn(&Fs) -> Option<u64>| counted.iter().filter_map(|fs| of(fs)).sum();
-        let ephemeral_storage = details.then(|| disk(&time, &source.folders.root)).flatten();
+        let ephemeral_storage = is_full.then(|| disk(&time, &source.folders.root)).flatten();
         let ephemeral_storage = ephemeral_storage.map(|disk| Fs {
             used_bytes: Some(sum(|fs| fs.used_bytes)),
             inodes_used: Some(sum(|fs| fs.inodes_used)),
             ..disk
         });
         let started = status.start_time.as_ref().map_or(0, |time| time.0.as_microsecond());
-        let own_network = process.filter(|_| details && !pod.is_host_network());
+        let own_network = process.filter(|_| is_full && !pod.is_host_network());
         Some(PodStats {
             pod_ref: PodRef {
                 name: pod.name().to_owned(),

@@ -472,7 +472,8 @@ impl Inner {
         names.await.map_err(Error::at(&self.folders.root))
     }
 
-    /// Lets pods be synced again whose volumes wait for what has changed, for ever.
+    /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and lets
+    /// the pods whose volumes wait for them be synced again.
     async fn wake(&self) {
         let mut changes = self.drivers.changes();
         loop {
