@@ -472,8 +472,8 @@ impl Inner {
         names.await.map_err(Error::at(&self.folders.root))
     }
 
-    /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and lets
-    /// the pods whose volumes wait for them be synced again.
+    /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and
+    /// lets the pods whose volumes wait for them be synced again.
     async fn wake(&self) {
         let mut changes = self.drivers.changes();
         loop {

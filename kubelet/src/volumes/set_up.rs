@@ -114,8 +114,8 @@ impl Inner {
         }
     }
 
-    /// Begins an attempt at a volume. If it is not set up yet, what changes from now on lets the pod
-    /// be synced again. Returns what is set up already.
+    /// Begins an attempt at a volume. If it is not set up yet, what changes from now on lets the
+    /// pod be synced again. Returns what is set up already.
     ///
     /// # Errors
     /// The outcome of an attempt that is not due yet after a failure.
