@@ -70,6 +70,7 @@ impl ProbeMetrics {
         let [kind, container, pod, namespace] = probe;
         let result = Self::RESULTS[usize::from(!is_success)];
         self.results.with_label_values(&[kind, container, pod, namespace, result, uid]).inc();
+        // As upstream: the times of failures are not measured.
         if is_success {
             self.duration.with_label_values(&probe).observe(took.as_secs_f64());
         }

@@ -240,8 +240,8 @@ pub enum ExitAction {
     RestartAllContainers,
 }
 
-/// Returns the action of the first of a container's restart rules that has this exit code.
-/// Upstream: `FindMatchingContainerRestartRule`.
+/// Returns the action of the first of a container's restart rules that matches this exit code;
+/// `None`: no rule does, or its action is unknown. Upstream: `FindMatchingContainerRestartRule`.
 pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> {
     let rules = container.restart_policy_rules.iter().flatten();
     let matching = rules.into_iter().find(|rule| {
@@ -262,7 +262,8 @@ pub fn exit_action(container: &Container, exit_code: i32) -> Option<ExitAction> 
 }
 
 /// Returns whether a container that ended with this exit code has to run again: by its rules, its
-/// own policy, or the pod's. Upstream: `ContainerShouldRestart`.
+/// own policy, or the pod's. As upstream, rules count only beside a policy of its own. Upstream:
+/// `ContainerShouldRestart`.
 pub fn restarts_after(container: &Container, pod: &Pod, exit_code: i32) -> bool {
     if container.restart_policy.is_some() && exit_action(container, exit_code).is_some() {
         return true;

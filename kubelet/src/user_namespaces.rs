@@ -221,6 +221,7 @@ impl UserNamespaces {
             return Ok(mapping);
         }
         let number = match used.by_pod.get(uid) {
+            // Its file is gone, but the range is still its own.
             Some(number) => *number,
             None => {
                 let mut free = (0..self.ranges).filter(|number| !used.ranges.contains(number));
@@ -254,8 +255,8 @@ impl UserNamespaces {
         IdMapping { host_id, container_id: 0, length: self.per_pod }
     }
 
-    /// Reads and checks a pod's file, and marks its range as used; `None`: the pod has no file.
-    /// Upstream: `parseUserNsFileAndRecord`.
+    /// Reads and checks a pod's file, and marks its range as used; `None`: the pod has no file, or
+    /// an empty one. Upstream: `parseUserNsFileAndRecord`.
     fn restore(&self, uid: &Uid, used: &mut Used) -> Result<Option<IdMapping>, Error> {
         let path = self.file(uid);
         let content = match fs::read(&path) {

@@ -119,8 +119,8 @@ impl NodeAddress {
         NodeAddress { inner: Arc::new(Inner { hostname, ips, is_external, ..Inner::default() }) }
     }
 
-    /// Returns the addresses of the machine, one of a family; empty: there never was a default
-    /// route.
+    /// Returns the addresses of the machine, one of a family: those of `--node-ip`, else the one of
+    /// the node's name, else that of the default route. Empty: there never was one.
     pub fn now(&self) -> Vec<IpAddr> {
         let Inner { hostname, ips, looked_up, .. } = &*self.inner;
         let mut specified: Vec<IpAddr> = ips.specified().collect();
@@ -136,7 +136,8 @@ impl NodeAddress {
     /// Upstream: `nodestatus.NodeAddress`.
     ///
     /// # Errors
-    /// No address is known; those of the Node stay.
+    /// The machine does not have an address of `--node-ip`, or no address is known; those of the
+    /// Node stay.
     pub fn set(&self, node: &mut core::Node) -> Result<(), Error> {
         let look_up = || -> Vec<IpAddr> {
             let found = (self.inner.hostname.as_str(), 0).to_socket_addrs();
@@ -170,7 +171,7 @@ impl NodeAddress {
             return Ok(());
         }
         let internal = match (*is_external, ips.first) {
-            // The cloud's controller sets them.
+            // The cloud's controller sets them. An unspecified `--node-ip` asks for one until then.
             (true, None) => Vec::new(),
             _ if !specified.is_empty() => specified,
             _ => vec![self.find_address(sources)?],

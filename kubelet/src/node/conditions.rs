@@ -58,7 +58,8 @@ fn words(pressure: Pressure) -> Words {
     }
 }
 
-/// Sets the condition of a pressure. Returns the reason of an event if the condition has changed.
+/// Sets the condition of a pressure. Returns the reason of an event if the condition has changed or
+/// is new.
 pub fn set_pressure(
     conditions: &mut Vec<core::NodeCondition>,
     pressure: Pressure,

@@ -107,8 +107,8 @@ impl OwnNode {
         ips.into_iter().map(|ip| ip.to_string()).collect()
     }
 
-    /// Returns where pods with the node's network listen, without an address on the loopback at
-    /// least.
+    /// Returns the node's first address, at which pods with its network listen; the loopback's if
+    /// no address is known.
     pub fn address_or_loopback(&self) -> String {
         self.host_ips().into_iter().next().unwrap_or_else(|| "127.0.0.1".to_owned())
     }
@@ -160,6 +160,7 @@ impl OwnNode {
             current.metadata.uid == node.metadata.uid && version(current) < version(node)
         });
         if is_newer {
+            // No waiter is woken: the watch shows the change soon.
             *registered = Some(node.clone());
         }
     }

@@ -15,8 +15,8 @@ pub enum Pressure {
     Pid,
 }
 
-/// What thresholds of evictions show, and a while after they do no more. Cheap to clone: clones are
-/// one state.
+/// The pressures that thresholds of evictions show; each stays for a while after its threshold is
+/// no longer crossed. Cheap to clone: clones are one state.
 #[derive(Clone, Debug)]
 pub struct NodePressure {
     /// How long an observed pressure stays. Upstream: `PressureTransitionPeriod`.

@@ -217,8 +217,8 @@ fn withdraw(resources: &[String], existing: &mut core::Node) {
     }
 }
 
-/// Brings the huge pages of a list up to date with those that are wanted; others are removed.
-/// Without a list, all resources that are wanted become the list.
+/// Brings the huge pages of a list up to date with those that are wanted; others are removed. As
+/// upstream, without a list all resources that are wanted become the list.
 fn set_huge_pages(
     wanted: &BTreeMap<String, ApiQuantity>,
     list: &mut Option<BTreeMap<String, ApiQuantity>>,

@@ -146,6 +146,7 @@ fn set_info(status: &mut core::NodeStatus, inputs: &Inputs, name: &str) -> Optio
     let version = inputs.runtime.version.as_deref().unwrap_or("Unknown");
     info.container_runtime_version = format!("{runtime_name}://{version}");
     info.kubelet_version.clone_from(kubelet_version);
+    // As upstream: the kubelet does not know it.
     info.kube_proxy_version.clear();
     info.operating_system = OS.to_owned();
     info.architecture = architecture().to_owned();

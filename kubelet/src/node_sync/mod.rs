@@ -140,9 +140,10 @@ impl Reports {
         self.last.is_none_or(|last| now.saturating_sub(last) >= self.period)
     }
 
-    /// Records that a status has been accepted. After a change the next report comes at a time by
-    /// chance, `part` between 0 and 1, so that nodes that changed together do not report together;
-    /// the others follow by the period. Upstream: `delayAfterNodeStatusChange`.
+    /// Records that a status has been accepted. After the first one and after a change, the next
+    /// report comes at a time by chance, `part` between 0 and 1, so that nodes that changed
+    /// together do not report together; the others follow by the period. Upstream:
+    /// `delayAfterNodeStatusChange`.
     fn add(&mut self, now: Duration, has_changed: bool, period: Duration, part: f64) {
         let is_random = has_changed || self.last.is_none();
         self.period = if is_random { period.mul_f64(0.5 + part) } else { period };
@@ -228,8 +229,8 @@ impl NodeSync {
         }
     }
 
-    /// Waits after the start until the node is ready, and writes its status at once then. Gives up
-    /// after `FAST_GRACE`.
+    /// Waits after the start until the node has no faults, and writes its status at once then.
+    /// Writes nothing if the Node is ready already, or after `FAST_GRACE`.
     async fn sync_when_ready(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         let begin = self.clock.monotonic();
         loop {
@@ -307,7 +308,7 @@ impl NodeSync {
         info
     }
 
-    /// Waits for the first attempt at the CSINode, but not for long.
+    /// Waits, once and not for long, for the first attempt at the CSINode if it is still to come.
     async fn wait_for_csi_node(&self) {
         let Some(csi_node) = &self.csi_node else { return };
         let attempted = csi_node.attempted();
@@ -388,13 +389,14 @@ impl NodeSync {
         let has_changed = status::has_changed(status_of(&before), status_of(&after))
             || before.metadata.labels != after.metadata.labels;
         if !has_changed && !self.state.written.lock().reports.is_due(self.clock.monotonic()) {
+            // An unchanged status names the same volumes.
             volumes.mark_reported(&in_use.unwrap_or_default());
             return Ok(());
         }
         let change = Patch::StrategicMerge(patch::between(&before, &after));
         let status = nodes.subresource("status");
-        let written = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
-        written.map_err(Error::Write)?;
+        let answer = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
+        answer.map_err(Error::Write)?;
         volumes.mark_reported(in_use.as_deref().unwrap_or_default());
         let now = self.clock.monotonic();
         let mut written = self.state.written.lock();

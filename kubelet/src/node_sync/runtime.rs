@@ -49,7 +49,8 @@ impl RuntimeState {
         down.into_iter().chain(pleg).chain(own).collect()
     }
 
-    /// Records the runtime's answer about its status. Upstream: `updateRuntimeUp`.
+    /// Records the runtime's answer about its status. While the runtime is not ready, only its
+    /// faults count. Upstream: `updateRuntimeUp`.
     fn set(&mut self, answer: api::StatusResponse, now: Duration) {
         let conditions = answer.status.unwrap_or_default().conditions;
         let network_fault =
@@ -70,7 +71,7 @@ impl RuntimeState {
     }
 }
 
-/// Returns the fault of a condition that is not true.
+/// Returns the fault of a condition that is not true, or missing.
 fn fault(conditions: &[api::RuntimeCondition], kind: &str, text: &str) -> Option<String> {
     let found = conditions.iter().find(|condition| condition.r#type == kind);
     let shown = found.map(|condition| {
@@ -150,7 +151,8 @@ fn names(image: api::Image) -> ImageNames {
 }
 
 /// Returns the version of a runtime as a Node shows it: without a leading `v`, and without what
-/// follows its numbers unless that is of a semantic version. Upstream: `newRuntimeVersion`.
+/// follows its numbers unless that is of a semantic version. `None`: it does not begin with two
+/// numbers. Upstream: `newRuntimeVersion`.
 fn plain_version(text: &str) -> Option<String> {
     let text = text.trim();
     let text = text.strip_prefix('v').unwrap_or(text);

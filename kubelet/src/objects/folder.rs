@@ -157,6 +157,7 @@ fn read(folder: &Path, last: &State) -> (State, BTreeSet<String>) {
     files.sort();
     let (mut objects, mut faults) = (State::default(), BTreeSet::new());
     for file in files {
+        // Hidden files, such as the `..data` of a mounted ConfigMap.
         if file.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.') {
             continue;
         }
@@ -196,8 +197,8 @@ fn read_file(file: &Path) -> Result<Option<(Key, Arc<Contents>)>, Error> {
     decode(&bytes).map(Some)
 }
 
-/// Decodes a ConfigMap, Secret or RuntimeClass in JSON or YAML. Errors: another kind, or an invalid
-/// key or name.
+/// Decodes a ConfigMap, Secret or RuntimeClass in JSON or YAML; without a namespace it is in
+/// `default`. Errors: another kind, a missing field, or an invalid key.
 fn decode(bytes: &[u8]) -> Result<(Key, Arc<Contents>), Error> {
     let text = std::str::from_utf8(bytes).map_err(Error::NotUtf8)?;
     let document: Value = match serde_json::from_str(text) {

@@ -108,7 +108,8 @@ impl PodObjects {
     /// Returns the contents of an object.
     ///
     /// # Errors
-    /// The object is missing, or is not fetched yet. The texts are upstream's.
+    /// The object is missing or not fetched yet, or no registered pod refers to it. The texts are
+    /// upstream's.
     pub fn get(&self, kind: Kind, namespace: &str, name: &str) -> Result<&Contents, Unavailable> {
         let key = Key { kind, namespace: namespace.to_owned(), name: name.to_owned() };
         match self.objects.get(&key) {
@@ -122,7 +123,7 @@ impl PodObjects {
     /// Returns the token of the pod's account for a source of a volume.
     ///
     /// # Errors
-    /// It is not there yet, or could not be fetched.
+    /// It is not there yet, or could not be fetched; a static pod has none.
     pub fn token(&self, source: &core::ServiceAccountTokenProjection) -> Result<&str, Unavailable> {
         match self.tokens.get(&TokenSpec::of(source)) {
             Some(KnownToken::Found(token, _)) => Ok(token),
@@ -203,7 +204,7 @@ struct ServerObjects {
 }
 
 impl Objects {
-    /// Returns the objects of a folder, and of no API server.
+    /// Creates the objects of a folder, without those of an API server.
     pub fn new(folder: LocalObjects, clock: SharedClock) -> Objects {
         Objects { folder, server: None, clock }
     }
@@ -244,7 +245,7 @@ impl Objects {
         }
     }
 
-    /// Forgets what a pod refers to that has ended. Upstream: `UnregisterPod`,
+    /// Forgets what a pod that has ended refers to. Upstream: `UnregisterPod`,
     /// `DeleteServiceAccountToken`.
     pub fn forget(&self, uid: &Uid) {
         if let Some(server) = &self.server {
@@ -281,7 +282,7 @@ impl Objects {
     /// They are renewed in time, if they are read again. The future may be dropped at any time.
     ///
     /// # Errors
-    /// One is not there yet, or could not be fetched.
+    /// One is not there yet, or could not be fetched; a static pod has none.
     pub async fn tokens(
         &self,
         pod: &Pod,

@@ -438,7 +438,7 @@ impl Configuration {
 
 /// Zero stands for the default, where it does. Upstream: `SetDefaults_KubeletConfiguration`.
 impl Configuration {
-    /// Replaces zeros by the defaults, as they mean in files, but not as flags.
+    /// Replaces zeros by the defaults: a zero stands for them in a file, but not as a flag.
     pub(super) fn replace_zeros_of_files(&mut self) {
         let defaults = Configuration::default();
         replace_zero(&mut self.sync_frequency, defaults.sync_frequency);

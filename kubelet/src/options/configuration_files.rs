@@ -91,6 +91,7 @@ fn build(fields: Value) -> Result<Configuration, serde_json::Error> {
         ["nodeStatusUpdateFrequency", "nodeStatusReportFrequency"].map(is_set);
     let mut configuration: Configuration = serde_json::from_value(fields)?;
     configuration.replace_zeros_of_files();
+    // As upstream: an unchanged status is written as often as it is computed, if only that is set.
     if !sets_report {
         configuration.node_status_report_frequency = match sets_update {
             true => configuration.node_status_update_frequency,
@@ -160,11 +161,11 @@ fn check_fields(
         return Err(Error::UnknownKind { kind, version });
     }
     let known = honoured();
-    let mut honoured = Map::new();
+    let mut accepted = Map::new();
     for (field, value) in fields {
         let (name, is_set) = (field.as_str(), !value.is_null());
         if known.contains(&field) {
-            honoured.insert(field, value);
+            accepted.insert(field, value);
         } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
             let given = value.to_string();
             if is_set && given != only && !is_unset(&value) {
@@ -181,7 +182,7 @@ fn check_fields(
             return Err(Error::UnknownField(field));
         }
     }
-    Ok(honoured)
+    Ok(accepted)
 }
 
 /// Returns whether Go would write this value for a field that is not set: no time, no text, no member.

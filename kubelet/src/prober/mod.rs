@@ -156,6 +156,7 @@ impl Probes {
             let result = match kind {
                 Kind::Startup => saved.started,
                 Kind::Readiness => saved.ready,
+                // It is not saved: the probe decides again.
                 Kind::Liveness => false,
             };
             if result {
@@ -183,9 +184,9 @@ impl Probes {
         }
     }
 
-    /// Returns what an agent before this one has saved. Where it has saved nothing (as other agents
-    /// do), it is what the API server has from it once the file is read. Callers do not wait before
-    /// they use it: a status that comes later is adopted.
+    /// Returns what an agent before this one has saved, with what the API server's status has once
+    /// the file is read: other agents save nothing. Callers use it at once, without an await, so
+    /// that [`Self::adopt`] takes over each status that comes later.
     async fn load_saved(
         &self,
         pod: &Pod,
@@ -233,6 +234,7 @@ impl Probes {
             let result = table.result(id, *kind) == Some(true);
             match kind {
                 Kind::Startup => shown.started == result,
+                // A container that has not started is not shown as ready.
                 Kind::Readiness => shown.ready == (shown.started && result),
                 Kind::Liveness => true,
             }

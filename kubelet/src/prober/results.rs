@@ -63,6 +63,7 @@ impl Known {
     /// counts, which is written first, unless another agent has run since: then the pod's readiness
     /// has changed after the file was written. A container that has started stays so.
     pub(super) fn with_reported(mut self, reported: Known) -> BTreeMap<String, SavedResults> {
+        // `None`, as of an absent file, is older than any time.
         let is_newer = reported.changed > self.changed;
         for (id, reported) in reported.results {
             let saved = self.results.entry(id).or_insert(reported);

@@ -118,10 +118,10 @@ pub fn compute(
     restarts_all: bool,
     actuated: Option<&PodResources>,
 ) -> PodActions {
-    let (is_new, attempt, sandbox) = sandbox_change(pod, status);
+    let (needs_sandbox, attempt, sandbox) = sandbox_change(pod, status);
     let mut actions = PodActions {
-        kill_pod: is_new,
-        create_sandbox: is_new,
+        kill_pod: needs_sandbox,
+        create_sandbox: needs_sandbox,
         attempt,
         sandbox,
         ..PodActions::default()
@@ -131,7 +131,7 @@ pub fn compute(
         return actions;
     }
     let resizing = Resizing { pod, actuated };
-    if is_new {
+    if needs_sandbox {
         recreate(pod, status, &mut actions);
         for at in &actions.to_start {
             resizing.add_start(&pod.spec().containers[*at], &mut actions.resize);
@@ -139,9 +139,9 @@ pub fn compute(
         return actions;
     }
     let ephemeral = pod.ephemeral_containers().iter().enumerate();
-    let is_new =
+    let never_began =
         |(_, ephemeral): &(_, &EphemeralContainer)| status.container(&ephemeral.name).is_none();
-    actions.ephemeral_to_start = ephemeral.filter(is_new).map(|(at, _)| at).collect();
+    actions.ephemeral_to_start = ephemeral.filter(never_began).map(|(at, _)| at).collect();
     let is_initialized = init_actions(status, probes, &resizing, &mut actions);
     if actions.kill_pod || !is_initialized {
         return actions;
@@ -223,7 +223,8 @@ fn sandbox_change(pod: &Pod, status: &PodStatus) -> (bool, u32, Option<String>) 
     }
 }
 
-/// Decides what starts in a new sandbox; a pod that has run and may not run again gets none.
+/// Decides what starts in a new sandbox; a pod that has run and may not, or need not, run again
+/// gets none.
 fn recreate(pod: &Pod, status: &PodStatus, actions: &mut PodActions) {
     let never = pod.restart_policy() == RestartPolicy::Never;
     if never && actions.attempt != 0 && !status.containers.is_empty() {
@@ -289,8 +290,8 @@ pub fn should_restart(pod: &Pod, container: &Container, status: &PodStatus) -> b
     }
 }
 
-/// Adds the actions of init containers; returns whether all of them have done their work.
-/// Upstream: `computeInitContainerActions`.
+/// Adds the actions of init containers; returns whether all of them have done their work. One that
+/// failed and may not restart ends the pod (`kill_pod`). Upstream: `computeInitContainerActions`.
 fn init_actions(
     status: &PodStatus,
     probes: &dyn Fn(&str) -> ProbeResults,

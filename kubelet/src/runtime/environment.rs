@@ -190,11 +190,11 @@ fn is_printable(c: char) -> bool {
     ['a', c].iter().collect::<String>().escape_debug().count() == 2
 }
 
-/// Returns the text of a field of the pod, for the downward API. Upstream:
-/// `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
+/// Returns the text of a field of the pod, for the downward API; an absent label or annotation is
+/// empty. Upstream: `fieldpath.ExtractFieldPathAsString`, `podFieldSelectorRuntimeValue`.
 ///
 /// # Errors
-/// When there is no such field.
+/// There is no such field, or the node has no address yet.
 pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<String, Error> {
     let key = |prefix: &str| {
         path.strip_prefix(prefix)
@@ -232,7 +232,8 @@ pub fn pod_field(pod: &Pod, path: &str, inputs: DownwardInputs<'_>) -> Result<St
 }
 
 /// Returns a container's request or limit for the downward API, in units of its divisor, rounded
-/// up. A limit that the container does not have is the pod's, or what the node has.
+/// up. A limit that the container does not have is the pod's, or what the node has; a request that
+/// it does not have is 0.
 ///
 /// # Errors
 /// When there is no such resource.

@@ -4,13 +4,14 @@
 use crate::pod::{Pod, PodExt, is_restartable_init};
 
 /// Returns the containers that must have ended before a container is stopped: for a sidecar all
-/// containers that are no init containers, and the sidecar after it. Upstream:
+/// containers that are no init containers, and the sidecar after it; for others none. Upstream:
 /// `newTerminationOrdering`.
 pub fn end_before<'a>(pod: &'a Pod, name: &str) -> Vec<&'a str> {
     let mut sidecars = pod.init_containers().iter().filter(|init| is_restartable_init(init));
     if !sidecars.any(|sidecar| sidecar.name == name) {
         return Vec::new();
     }
+    // The iterator has stopped behind the sidecar that was found.
     let later = sidecars.next().map(|sidecar| sidecar.name.as_str());
     pod.spec().containers.iter().map(|container| container.name.as_str()).chain(later).collect()
 }

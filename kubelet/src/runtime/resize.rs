@@ -200,7 +200,7 @@ impl Resizing<'_> {
     }
 
     /// Records in `actions` that the pod's cgroup has to change if the pod's own resources have
-    /// changed. Upstream: `computePodLevelResourcesResizeAction`.
+    /// changed, or there is no record of them. Upstream: `computePodLevelResourcesResizeAction`.
     pub fn add_pod(&self, actions: &mut ResizeActions) {
         let own = self.pod.spec().resources.as_ref();
         let recorded = self.actuated.and_then(|record| record.pod_level_resources.as_ref());
@@ -208,7 +208,8 @@ impl Resizing<'_> {
     }
 
     /// Returns whether the pod as a whole, or a running container, was not yet given the amounts
-    /// that are allocated to it. Upstream: `IsPodResizeInProgress`.
+    /// that are allocated to it. What has no record does not count. Upstream:
+    /// `IsPodResizeInProgress`.
     pub fn is_in_progress(&self, is_running: impl Fn(&str) -> bool) -> bool {
         let own = self.pod.spec().resources.as_ref();
         let recorded = self.actuated.and_then(|record| record.pod_level_resources.as_ref());

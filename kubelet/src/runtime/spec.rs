@@ -211,7 +211,8 @@ pub struct ContainerSettings<'a> {
 /// the container has prepared (`settings`).
 ///
 /// # Errors
-/// When the security context forbids the image's user, or a word of the command is not text.
+/// The security context forbids the image's user or names a profile that cannot be applied, or a
+/// word of the command is not text.
 pub fn container(
     pod: &Pod,
     container: &Container,
@@ -350,7 +351,8 @@ fn oom_score_of(pod: &Pod, container: &Container, memory_request: i64, memory_by
     if pod.spec().priority_class_name.as_deref() == Some("system-node-critical") {
         return GUARANTEED_SCORE;
     }
-    // A sidecar is not killed before the containers that it serves.
+    // A sidecar is not killed before the containers that it serves. A regular container may have
+    // the policy `Always` too.
     let is_sidecar = is_restartable_init(container)
         && pod.init_containers().iter().any(|init| init.name == container.name);
     let request_of = |resources| listed(resources, "memory", false).map_or(0, |m| m.value());

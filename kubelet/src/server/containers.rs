@@ -237,6 +237,7 @@ impl Containers {
     ) -> Result<Response, Response> {
         let port = ports(&request, query).map_err(|fault| Response::text(400, fault))?;
         let (pod, _) = self.pod(target)?;
+        // As upstream: the uid of a mirror pod is not accepted here.
         if !target.uid.is_empty() && *target.uid != *pod.uid() {
             return Err(Response::text(404, "pod not found"));
         }

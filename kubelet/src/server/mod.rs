@@ -50,6 +50,9 @@ const GUARD: Guard = Guard {
 
 /// Serves a port without TLS and users until stopped; port 0: not at all. Upstream counts the requests
 /// of the read-only port, but not those of the health check's.
+///
+/// # Errors
+/// The address is malformed, or in use.
 pub fn serve(
     flag: &'static str,
     address: &str,

@@ -124,7 +124,8 @@ pub struct SecurePages<'a> {
 }
 
 impl SecurePages<'_> {
-    /// Builds the routes of the port with authentication. Upstream: `NewServer`.
+    /// Builds the routes of the port with authentication. Without `enableDebuggingHandlers`, those
+    /// that the read-only port does not have are refused or missing. Upstream: `NewServer`.
     pub fn routes(&self) -> Routes {
         let configuration = &self.settings.configuration;
         let routes = shared_routes(self.kubelet, self.checks);

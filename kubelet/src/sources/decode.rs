@@ -109,6 +109,7 @@ fn complete_pod(mut document: Value, origin: &Origin, to: &Placement) -> Result<
         // Items of lists may lack them.
         object.entry("apiVersion").or_insert(json!("v1"));
         object.entry("kind").or_insert(json!("Pod"));
+        // The kubelet computes it.
         object.remove("status");
     }
     octal::complete(&mut document);

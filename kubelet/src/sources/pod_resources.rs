@@ -35,6 +35,7 @@ pub fn complete(document: &mut Value) {
             limits.insert(name.clone(), k8s_quantity(sum));
         }
     }
+    // As upstream: without a limit of the pod, its requests stay as they are.
     if !limits.is_empty() {
         for name in ["cpu", "memory"] {
             if requests.contains_key(name) {

@@ -270,7 +270,7 @@ impl Page {
 }
 
 /// Measures the node, the cgroups of pods, and those of their containers and sandboxes.
-/// `sandboxes`: the newest sandbox of each pod. Blocks.
+/// `sandboxes`: the newest sandbox of each pod. Pods without a cgroup are left out. Blocks.
 pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, String>) -> String {
     let mut page = Page::new(source.now);
     add_machine(&mut page, source);
@@ -345,7 +345,8 @@ fn containers<'a>(source: &StatsSource<'_>, pod: &'a Pod, path: &str) -> Vec<Sub
     all.collect()
 }
 
-/// Returns when a cgroup was made, in seconds since 1970.
+/// Returns when a cgroup was made, in seconds since 1970, by the time of its folder; 0: it is not
+/// known.
 fn made_at(source: &StatsSource<'_>, path: &str) -> i64 {
     let folder = source.hierarchy.folder("cpu", path);
     folder.and_then(|folder| fs::metadata(folder).ok()).map_or(0, |data| data.mtime())

@@ -91,7 +91,7 @@ pub struct Stats {
 
 impl Stats {
     /// Computes the nanoseconds of CPU time that a cgroup takes a second, since its last sample;
-    /// `None` for the first one.
+    /// within `WINDOW` of that, returns its rate again. `None` for the first one.
     fn rate(&self, path: &str, nanos: u64, now: Duration) -> Option<u64> {
         let mut samples = self.samples.lock();
         let rate = match samples.get(path) {
@@ -122,7 +122,7 @@ impl Stats {
     }
 
     /// Measures what a folder uses of its file system, at most once in `period`. `None`: the folder
-    /// does not exist.
+    /// does not exist, or cannot be read.
     fn measure_folder(
         &self,
         source: &StatsSource<'_>,
@@ -220,15 +220,15 @@ impl Stats {
             });
         }
         let time = source.now.to_string();
-        let details = !source.only_cpu_and_memory;
+        let is_full = !source.only_cpu_and_memory;
         NodeStats {
             node_name: source.node.to_owned(),
             system_containers,
             start_time: started.to_string(),
             used: self.used(source, "/", &usage),
-            network: details.then(|| network(&time, None)).flatten(),
-            fs: details.then(|| disk(&time, &source.folders.root)).flatten(),
-            runtime: source.images.as_ref().filter(|_| details).map(|images| {
+            network: is_full.then(|| network(&time, None)).flatten(),
+            fs: is_full.then(|| disk(&time, &source.folders.root)).flatten(),
+            runtime: source.images.as_ref().filter(|_| is_full).map(|images| {
                 let disk = disk(&time, Path::new(&images.mount_point));
                 let used = disk.clone().map(|disk| Fs {
                     used_bytes: Some(images.bytes),
@@ -237,11 +237,12 @@ impl Stats {
                 });
                 Runtime { image_fs: used.clone(), container_fs: used }
             }),
-            rlimit: details.then(|| rlimit(&time)).flatten(),
+            rlimit: is_full.then(|| rlimit(&time)).flatten(),
         }
     }
 
-    /// Measures a pod and its running containers. `None`: the pod does not run.
+    /// Measures a pod and its running containers. `None`: no container of it runs, or it has no
+    /// cgroup.
     fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (source.cgroup_of)(pod)?;
@@ -282,20 +283,20 @@ impl Stats {
         }
         let time = source.now.to_string();
         let usage = usage::read(source.hierarchy, &path);
-        let details = !source.only_cpu_and_memory;
-        let volumes = if details { self.volumes(source, pod) } else { Vec::new() };
+        let is_full = !source.only_cpu_and_memory;
+        let volumes = if is_full { self.volumes(source, pod) } else { Vec::new() };
         let local = volumes.iter().filter(|volume| volume.is_local).map(|volume| &volume.stats.fs);
         let own = containers.iter().flat_map(|one| [&one.logs, &one.rootfs]).flatten();
         let counted: Vec<&Fs> = local.chain(own).collect();
         let sum = |of: fn(&Fs) -> Option<u64>| counted.iter().filter_map(|fs| of(fs)).sum();
-        let ephemeral_storage = details.then(|| disk(&time, &source.folders.root)).flatten();
+        let ephemeral_storage = is_full.then(|| disk(&time, &source.folders.root)).flatten();
         let ephemeral_storage = ephemeral_storage.map(|disk| Fs {
             used_bytes: Some(sum(|fs| fs.used_bytes)),
             inodes_used: Some(sum(|fs| fs.inodes_used)),
             ..disk
         });
         let started = status.start_time.as_ref().map_or(0, |time| time.0.as_microsecond());
-        let own_network = process.filter(|_| details && !pod.is_host_network());
+        let own_network = process.filter(|_| is_full && !pod.is_host_network());
         Some(PodStats {
             pod_ref: PodRef {
                 name: pod.name().to_owned(),
@@ -388,7 +389,8 @@ pub fn claim_amounts(
     of_pods.collect()
 }
 
-/// Returns the size and use of the file system of a path; `None`: the path does not exist.
+/// Returns the size and use of the file system of a path; `None`: the path does not exist, or
+/// cannot be read.
 fn disk(time: &str, path: &Path) -> Option<Fs> {
     let stat = rustix::fs::statvfs(path).ok()?;
     let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);

@@ -179,7 +179,8 @@ fn gates_ready(pod: &Pod, others: &[core::PodCondition]) -> Verdict {
 }
 
 /// Returns whether the condition `Ready` in the API server is out of date, because another writer
-/// has set the condition of a readiness gate. Upstream: `NeedToReconcilePodReadiness`.
+/// has set the condition of a readiness gate. False while the containers are not ready: gates do
+/// not count then. Upstream: `NeedToReconcilePodReadiness`.
 pub fn has_stale_gates(pod: &Pod) -> bool {
     let has_gates = pod.spec().readiness_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     let Some(status) = pod.status.as_ref().filter(|_| has_gates) else { return false };

@@ -120,7 +120,7 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let computed = phase(pod, &init, &containers, inputs.is_terminal);
     let (phase, why) = settled_phase(computed, inputs);
     let ips = ips(pod, inputs);
-    // A kubelet that restarts takes it from the oldest sandbox, which is the last one.
+    // A kubelet that restarts takes the pod's start from the oldest sandbox, which is the last one.
     let oldest = inputs.runtime.sandboxes.last().and_then(|sandbox| nanos(sandbox.created_at));
     let start_time = inputs.before.and_then(|before| before.start_time.clone()).or(oldest);
     let mut status = core::PodStatus {
@@ -207,7 +207,8 @@ pub fn rejected(pod: &Pod, reason: &str, message: &str) -> core::PodStatus {
 }
 
 /// Computes the status of a container by the runtime's, its last status and the reason for which it
-/// waits.
+/// waits; without a reason of its own that is `default`. `all_restart`: all containers of the pod
+/// are being restarted.
 fn container_status(
     pod: &Pod,
     container: &Container,
@@ -271,6 +272,7 @@ fn container_status(
         }
         _ => {}
     }
+    // One that has to start shows why it waits; its end, if it has one, becomes the last state.
     let is_running = newest.is_some_and(|status| status.state == State::Running);
     let reason = inputs.waiting.get(&container.name).filter(|_| !is_running);
     if let Some(waiting) = reason
@@ -407,8 +409,9 @@ struct Removed {
     count: i32,
 }
 
-/// Returns the state of a container that the runtime no longer has. One that was running counts as
-/// ended with an unknown end.
+/// Returns the state of a container that the runtime no longer has. One that has ended stays so,
+/// and one that was running has an unknown end as its last state. With `all_restart` both wait for
+/// their restart instead.
 fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
     let state = before.state.clone().unwrap_or_default();
     let ended = |reason: &str, message: &str| core::ContainerState {
@@ -437,6 +440,7 @@ fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Remove
     if state.terminated.is_some() {
         return Removed { state: Some(state), last, count };
     }
+    // As upstream: an end that is known already is not replaced by an unknown one.
     let has_ended = last.as_ref().is_some_and(|last| last.terminated.is_some());
     if state.running.is_none() || has_ended {
         return Removed { state: None, last, count };
@@ -454,6 +458,7 @@ fn restarting_condition(
     inputs: &StatusInputs<'_>,
     all_restart: bool,
 ) -> core::PodCondition {
+    // It counts until the runtime has removed all containers.
     let has_any = pod.all_containers().any(|c| inputs.runtime.container(&c.name).is_some());
     let is_done = ["Succeeded", "Failed"].contains(&phase);
     let is_true = !is_done && all_restart && has_any;
@@ -506,7 +511,7 @@ fn phase(
             (Seen::Stopped(end), false) if end.code != 0 && is_final(container, end) => {
                 return "Failed";
             }
-            // Sidecars that have ended do not count.
+            // It has succeeded or restarts, or is a sidecar that has ended: these do not count.
             (Seen::Stopped(_), _) => {}
             (Seen::Running | Seen::Waiting, false) => is_init_pending = true,
             (Seen::Running, true) => {
@@ -582,7 +587,8 @@ fn seen(status: &core::ContainerStatus) -> Seen {
     }
 }
 
-/// Computes the conditions of the pod; `AllContainersRestarting` is left out.
+/// Lists the conditions of other writers, and computes those of the kubelet but
+/// `AllContainersRestarting` and those of a resize.
 fn all_conditions(
     pod: &Pod,
     phase: &str,

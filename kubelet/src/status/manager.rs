@@ -80,6 +80,7 @@ fn due(report: &Report, written: Option<&Written>, now: &Time) -> Due {
     let is_current = written.is_some_and(|written| {
         (written.version, written.is_terminated) == (report.version, report.is_terminated)
     });
+    // The kubelet's own status has changed since it was written.
     if written.is_some() && !is_current {
         return Due::Now;
     }
@@ -152,7 +153,7 @@ impl Manager {
     }
 
     /// Waits for a change, the registration of the Node, or the next retry, both of which are
-    /// `Some(None)`; `None`: it is stopped.
+    /// `Some(None)`; `None`: it is stopped, or no change can follow.
     async fn wait(
         &self,
         changes: &Receiver<Change>,
@@ -237,8 +238,9 @@ impl Manager {
         Time(self.clock.now().to_jiff())
     }
 
-    /// Makes the server's status equal to the kubelet's; deletes the pod if it has ended and has to.
-    /// Upstream: `manager.syncPod`.
+    /// Writes the kubelet's status of a pod to the server, and then deletes the pod there if
+    /// `may_delete` allows it. Does nothing if the server no longer has the pod, or has another
+    /// one of its name. Upstream: `manager.syncPod`.
     async fn write(
         &self,
         report: &Report,

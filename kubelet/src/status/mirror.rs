@@ -74,7 +74,8 @@ fn definition(pod: &Pod, node: &core::Node) -> Option<Pod> {
     Some(mirror)
 }
 
-/// Creates the mirror pod of a static pod. One of the same name is left to the watch, which shows it.
+/// Creates the mirror pod of a static pod, unless its Node has no uid or is being deleted. If the
+/// server has a pod of this name, that one stays: the watch shows it.
 ///
 /// # Errors
 /// The server refuses it, or does not answer.

@@ -128,6 +128,7 @@ pub(super) fn of_pod_itself(
     if let Some(cpu) = milli_of_shares(actual.cpu_shares) {
         set_cpu(&mut requests, cpu, MIN_MILLI_REQUEST);
     }
+    // The kernel knows no request of memory: what the spec asks for counts.
     if !requests.contains_key("memory")
         && let Some(memory) = total(pod, false).remove("memory")
     {

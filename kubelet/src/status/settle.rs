@@ -77,7 +77,7 @@ fn make_all_canonical(resources: &mut Option<core::ResourceRequirements>) {
     }
 }
 
-/// Brings a status to the form in which the server has it.
+/// Brings a status to the form in which the server has it, and cuts long last messages.
 fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     let most = MESSAGES / pod.all_containers().count().max(1);
     let normalize_state = |state: &mut Option<core::ContainerState>| {
@@ -112,6 +112,7 @@ fn normalize(pod: &Pod, status: &mut core::PodStatus) {
     }
     make_canonical(&mut status.allocated_resources);
     make_all_canonical(&mut status.resources);
+    // Init containers stay in the order in which they run.
     let by_name = |a: &core::ContainerStatus, b: &core::ContainerStatus| a.name.cmp(&b.name);
     for list in [&mut status.container_statuses, &mut status.ephemeral_container_statuses] {
         list.iter_mut().for_each(|list| list.sort_by(by_name));

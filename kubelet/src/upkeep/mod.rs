@@ -62,7 +62,7 @@ pub fn image_policy(configuration: &Configuration) -> Result<gc::Policy, Error> 
     Ok(gc::Policy { high_percent: high, low_percent: low, min_age, max_age })
 }
 
-/// Reads from the configuration when logs are rotated; `None`: never.
+/// Reads from the configuration when logs are rotated; `None`: never, as the size is negative.
 ///
 /// # Errors
 /// One that names the field.
@@ -269,6 +269,7 @@ impl Upkeep {
             }
         }
         log::warn!("Eviction manager: must evict pod(s) to reclaim {resource}");
+        // To rank pods by memory, files need not be measured.
         let usage = self.kubelet.usage(first.signal.resource() == "memory").await;
         let usage = usage.map_err(Error::Usage)?;
         let mut candidates: Vec<Candidate<'_>> = pods
@@ -311,7 +312,8 @@ impl Upkeep {
         Ok(Noted { observations, has_image_disk, met })
     }
 
-    /// Evicts the pods that exceed their own limits, and returns whether there were any.
+    /// Evicts the pods that exceed their own limits, and returns whether any was evicted: critical
+    /// ones stay.
     async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, Error> {
         let usage = self.kubelet.usage(false).await.map_err(Error::Usage)?;
         let mut has_evicted = false;
@@ -351,10 +353,11 @@ impl Upkeep {
     /// Upstream: `DeleteAllUnusedContainers`, `DeleteUnusedImages`.
     async fn reclaim(&self) {
         let manager = self.kubelet.manager();
-        let is_gone = |uid: &str| self.kubelet.is_ended(uid);
+        // Also those of pods that a source still has, once they have ended.
+        let is_ended = |uid: &str| self.kubelet.is_ended(uid);
         let now = nanos(manager.clock.now());
         let (runtime, folders) = (&manager.runtime, &manager.folders);
-        if let Err(error) = garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
+        if let Err(error) = garbage::collect(runtime, folders, self.dead, now, &is_ended).await {
             log::warn!("Eviction manager: unexpected error when removing containers: {error}");
         }
         if let Err(error) = self.images.remove_unused().await {
@@ -383,7 +386,8 @@ impl Upkeep {
         observed.await.map_err(Error::Eviction)
     }
 
-    /// Removes images periodically, when the disk is full or they are old.
+    /// Removes images periodically, when the disk is full or they are old; never with
+    /// `keeps_images`.
     async fn images(&self) {
         if self.keeps_images {
             log::info!(

@@ -29,8 +29,9 @@ pub struct File {
 /// The files of a volume, by their paths in it.
 pub type Payload = BTreeMap<PathBuf, File>;
 
-/// Replaces the files of a volume by those of `payload`, all at once; does nothing when they are
-/// the same. `group`: the pod's `fsGroup`. `time`: the start of a new folder's name. Blocks.
+/// Replaces the files of a volume by those of `payload`, all at once; when they are the same, only
+/// makes links that are missing. `group`: the pod's `fsGroup`. `time`: the start of a new folder's
+/// name. Blocks.
 ///
 /// # Errors
 /// One with the path.

@@ -49,6 +49,7 @@ pub(super) fn translate(
     if spec.gce_persistent_disk.is_some() {
         spec.access_modes = spec.access_modes.take().map(|modes| gce_modes(&modes));
     }
+    // The in-tree source stays: only `topology` below reads it.
     spec.csi = Some(source);
     if let Some(topology) = topology(spec) {
         spec.node_affinity = topology.affinity(volume);

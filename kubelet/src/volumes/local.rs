@@ -16,7 +16,8 @@ use super::{CLOSED, Error, make_all, ownership};
 /// itself has another group or mode (`OnRootMismatch`); `pods`: the folder of all pods.
 ///
 /// # Errors
-/// The path is no folder, or cannot be mounted.
+/// The path is no folder, the volume has mount options, or the folder cannot be mounted or given to
+/// the group.
 pub(super) fn mount(
     volume: &core::PersistentVolumeSpec,
     source: &str,

@@ -286,6 +286,8 @@ impl VolumeManager {
         self.end(uid, Rest::Messages).await
     }
 
+    /// Undoes what a pod has of volumes and forgets it, once its attempts have ended. A pod whose
+    /// end fails is `stuck`: a driver that comes or goes lets it be synced again.
     async fn end(&self, uid: &Uid, rest: Rest) -> Result<(), Error> {
         let names: Vec<String> = {
             let state = self.0.state.lock();
@@ -331,7 +333,7 @@ impl VolumeManager {
         self.0.drivers.changed()
     }
 
-    /// Does what is due without a pod's sync, until stopped.
+    /// Does what is due without a pod's sync, until stopped; without an API server nothing is.
     pub async fn run(self, stop: StopToken) {
         if self.0.server.is_none() {
             return;
@@ -343,7 +345,8 @@ impl VolumeManager {
 
 impl Inner {
     /// Finds the volumes for whose attachment a pod has waited for long, with the error if one of them
-    /// is beyond what the node may have: the pod can run elsewhere. Upstream: `WaitForAttachAndMount`.
+    /// is beyond what the node may have: the pod can run elsewhere. `None`: the pod has not waited
+    /// for long. Upstream: `WaitForAttachAndMount`.
     fn find_late(&self, uid: &Uid, attempts: &[(String, Attempt)]) -> Option<(Vec<Handle>, Error)> {
         let (state, now) = (self.state.lock(), self.clock.monotonic());
         let pod = state.pods.get(uid).filter(|pod| pod.is_late(now))?;
@@ -485,7 +488,8 @@ impl Inner {
         names.await.map_err(Error::at(&self.folders.root))
     }
 
-    /// Lets pods be synced again whose volumes wait for what has changed, for ever.
+    /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and
+    /// lets the pods whose volumes wait for them be synced again.
     async fn wake(&self) {
         let mut changes = self.drivers.changes();
         loop {
@@ -536,7 +540,8 @@ impl Inner {
         }
     }
 
-    /// Returns whether all is unstaged that no pod uses.
+    /// Unstages all volumes that no pod uses, and takes those that are no longer on the disk from
+    /// the ones in use. Returns whether all of that succeeded.
     async fn release_once(&self) -> bool {
         let folders = self.folders.clone();
         let staged = task::blocking(move || -> io::Result<Vec<Staged>> {

@@ -152,7 +152,7 @@ fn fs_group(pod: &Pod) -> Option<u32> {
 /// text. Blocks.
 ///
 /// # Errors
-/// Upstream's messages.
+/// No volume of this name is set up, or the file cannot be read. The texts are upstream's.
 pub fn variable_file(
     mounted: &VolumeMap,
     pod: &Pod,
@@ -249,7 +249,8 @@ pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::De
 }
 
 /// Returns whether what is mounted in a read-only mount has to be read-only too. `is_possible`:
-/// whether the runtime can do that. Upstream: `resolveRecursiveReadOnly`.
+/// whether the runtime can do that. Errors: the mount is not read-only or propagates, or its mode
+/// is unknown. Upstream: `resolveRecursiveReadOnly`.
 fn is_recursive(mount: &core::VolumeMount, is_possible: bool) -> Result<bool, Error> {
     let fault = |fault: &str| Error::RecursiveReadOnly(fault.to_owned());
     match mount.recursive_read_only.as_deref() {
@@ -275,7 +276,8 @@ fn is_recursive(mount: &core::VolumeMount, is_possible: bool) -> Result<bool, Er
 }
 
 /// Returns the path in its volume that a mount asks for (`subPath`, or `subPathExpr` with the
-/// values of variables); empty: the whole volume.
+/// values of variables); empty: the whole volume. Errors: a variable has no value, or the path
+/// leads out of the volume.
 fn sub_path(mount: &core::VolumeMount, environment: &Values) -> Result<String, Error> {
     let path = match mount.sub_path_expr.as_deref().unwrap_or_default() {
         "" => mount.sub_path.clone().unwrap_or_default(),

@@ -216,6 +216,7 @@ fn downward_files(
                 pod.container(name).ok_or_else(|| Error::NoContainer(name.to_owned()))?;
             resource_field(pod, container, resource, inputs).map_err(Error::NoValue)?
         } else {
+            // As upstream: an item that refers to nothing is an empty file.
             String::new()
         };
         files.insert(clean(&item.path), file(text.as_bytes(), item.mode, mode));

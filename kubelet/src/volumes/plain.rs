@@ -182,7 +182,8 @@ fn mode_of(group: Option<u32>, in_memory: bool) -> u32 {
 }
 
 /// Returns the size in bytes of a volume in memory: the smallest of its own limit, the pod's limit
-/// of memory and the memory that the node has for pods. Upstream: `calculateEmptyDirMemorySize`.
+/// of memory and the memory that the node has for pods; `None`: none of them is known. Upstream:
+/// `calculateEmptyDirMemorySize`.
 fn memory_size(pod: &Pod, limit: Option<&ApiQuantity>, inputs: DownwardInputs<'_>) -> Option<i64> {
     let own = limit.and_then(|limit| limit.0.parse::<Quantity>().ok()).map(Quantity::value);
     let of_node = inputs.node.allocatable("memory").value();

@@ -114,11 +114,11 @@ impl Inner {
         }
     }
 
-    /// Begins an attempt: what changes from now on lets a pod be synced again that does not have the
-    /// volume yet. Returns what is set up already.
+    /// Begins an attempt at a volume. If it is not set up yet, what changes from now on lets the
+    /// pod be synced again. Returns what is set up already.
     ///
     /// # Errors
-    /// An attempt that is not due yet after a failure.
+    /// The outcome of an attempt that is not due yet after a failure.
     fn begin_attempt(&self, uid: &Uid, name: &str) -> Result<Option<Mounted>, Attempt> {
         let mut state = self.state.lock();
         let volume = state.volume(uid, name);

@@ -8,7 +8,8 @@ use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
 use super::mounts_below::{mount_point, mounts_below};
 
 /// Makes a folder a shared mount, unless it lies on one: else runtimes refuse mounts of volumes with
-/// `mountPropagation`. Blocks. Upstream: `MakeRShared`.
+/// `mountPropagation`. One that is no mount yet stays as it is, with a warning, if something is
+/// mounted below it. Blocks. Upstream: `MakeRShared`.
 ///
 /// # Errors
 /// The table of mounts cannot be read, or the folder cannot be mounted.

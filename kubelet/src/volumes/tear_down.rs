@@ -60,7 +60,7 @@ pub(super) enum Rest {
 
 impl Inner {
     /// Ends all volumes of a pod by what is in its folder, and removes the folder except for the
-    /// `rest`.
+    /// `rest`. Fails while a volume cannot be ended, or anything is mounted below the folder.
     pub(super) async fn undo(&self, uid: &Uid, rest: Rest) -> Result<(), Error> {
         let folder = self.folders.pod(uid);
         let of = folder.clone();
@@ -156,7 +156,8 @@ fn volumes(pod: &Path) -> io::Result<Vec<Found>> {
     Ok(found)
 }
 
-/// Unmounts or removes a volume of any kind but CSI from its place in the pod's folder. Blocks.
+/// Unmounts or removes a volume of any kind but CSI from its place in the pod's folder. Fails for
+/// one of an unknown kind, unless its folder is empty. Blocks.
 fn undo_plain(volume: Found) -> Result<(), Error> {
     match volume {
         Found::Own(folder) => {

@@ -207,6 +207,7 @@ pub(super) fn remove_staged(of: &Staged) -> Result<(), Error> {
         |outcome: io::Result<()>, path: &Path| absent_is_fine(outcome).map_err(Error::at(path));
     if of.block.is_some() {
         // What pods have comes first: while a part of it stays, nothing is removed.
+        // It is staged at `staging/NAME`, and published below `publish/NAME` beside that.
         let published = of.path.parent().and_then(Path::parent).zip(of.block.as_ref());
         if let Some(published) = published.map(|(all, name)| all.join("publish").join(name)) {
             allow_absent(fs::remove_dir(&published), &published)?;

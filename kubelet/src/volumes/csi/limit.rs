@@ -13,9 +13,9 @@ const RESOURCE_EXHAUSTED: i32 = 8;
 
 impl Inner {
     /// Returns whether the attachment of a volume has failed because the node has as many volumes
-    /// as it may have. If so, writes the driver's present limit to the CSINode. False for all
-    /// drivers whose CSIDriver has no `nodeAllocatableUpdatePeriodSeconds`. Upstream:
-    /// `VerifyExhaustedResource`.
+    /// as it may have. If so, writes the driver's present limit to the CSINode. False also for
+    /// drivers whose CSIDriver has no `nodeAllocatableUpdatePeriodSeconds`, and if the attachment
+    /// cannot be read. Upstream: `VerifyExhaustedResource`.
     pub(in crate::volumes) async fn exceeds_limit(&self, of: &Handle) -> bool {
         let Some(server) = &self.server else { return false };
         let object = server.csi_drivers.get(&of.driver).ok();

@@ -98,6 +98,7 @@ impl Inner {
             }
         };
         if let Some(bound) = bound {
+            // The volume is not in use by this pod yet: its driver may expand it now.
             if !is_published {
                 self.state.lock().not_expanded.remove(&volume.device());
             }
@@ -148,7 +149,8 @@ impl Inner {
     }
 
     /// Checks that a volume is attached to this node, and returns what the attachment says to the
-    /// driver. Upstream: `GenerateVerifyControllerAttachedVolumeFunc`, `WaitForAttach`.
+    /// driver; nothing for a volume that is not attached by a controller. Upstream:
+    /// `GenerateVerifyControllerAttachedVolumeFunc`, `WaitForAttach`.
     async fn check_attached(
         &self,
         server: &Server,
@@ -348,7 +350,8 @@ impl Inner {
     }
 
     /// Fetches the tokens that a driver asks for. Returns the name and the value (JSON by audience)
-    /// of the attribute that has them. Upstream: `podServiceAccountTokenAttrs`.
+    /// of the attribute that has them; `None`: it asks for none. Upstream:
+    /// `podServiceAccountTokenAttrs`.
     async fn tokens(
         &self,
         pod: &Pod,
