@@ -220,7 +220,8 @@ impl Signer {
 }
 
 /// Returns the requested duration, but at least [`MIN_DURATION`] and at most `max_duration`;
-/// `max_duration` if none is requested.
+/// `max_duration` if none is requested. As upstream, a short request becomes [`MIN_DURATION`] even
+/// if `max_duration` is below that.
 fn lifetime(requested_seconds: Option<i32>, max_duration: Duration) -> Duration {
     let Some(seconds) = requested_seconds else { return max_duration };
     match Duration::from_secs(u64::try_from(seconds).unwrap_or_default()) {

@@ -234,7 +234,8 @@ impl Quotas {
     }
 
     /// Measures the pods that the API server has now, and replaces the amounts of pods in
-    /// `measured`, which are of the cache. An amount that other evaluators share is removed.
+    /// `measured`, which are of the cache. An amount that other evaluators share is removed, and
+    /// all of them if the list fails: a resource without an amount keeps its usage.
     async fn measure_live_pods(
         &self,
         quota: &ResourceQuota,
@@ -267,6 +268,7 @@ impl Quotas {
         let mut is_live = false;
         if is_lower(&measured, &used) && self.recent_charges.are_overdue(&key, known, now) {
             match self.measure_live_pods(&quota, &mut measured).await {
+                // No charge is newer than what was just listed.
                 Ok(()) => (is_live, known) = (true, u64::MAX),
                 Err(error) => errors.push(error),
             }

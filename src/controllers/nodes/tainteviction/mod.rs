@@ -195,7 +195,8 @@ impl TaintEviction {
     }
 
     /// Plans the eviction of a pod because of these taints, in place of the one that was planned,
-    /// or cancels it if the pod tolerates them.
+    /// or cancels it if the pod tolerates them. A deletion under way, and a wait that keeps its
+    /// time, stay as they are.
     /// Upstream: `processPodOnNode`.
     fn plan(&self, pod: &Pod, taints: &[&Taint], cause: Cause) {
         let (key, now) = (pod.meta.key(), self.clock.monotonic());

@@ -170,9 +170,9 @@ pub fn with_migration_annotation(
     }
 }
 
-/// Returns the finalizers that a provisioned volume should have; `None` if it has these. The one of
-/// an in-tree plugin is set with the policy Delete only; the external provisioner's is removed from
-/// volumes of in-tree plugins.
+/// Returns the finalizers that a provisioned volume should have; `None` if it has these, or
+/// was not provisioned. The one of an in-tree plugin is set with the policy Delete only; the
+/// external provisioner's is removed from volumes of in-tree plugins.
 /// Upstream: `modifyDeletionFinalizers`.
 pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<String>> {
     let provisioner = meta.annotations.get(PROVISIONED_BY)?;
