@@ -83,7 +83,8 @@ const SIGNER_KINDS: [SignerKind; 4] = [
     },
 ];
 
-/// Sets up the controller `certificatesigningrequest-signing-controller`.
+/// Sets up the controller `certificatesigningrequest-signing-controller`; idle without files of an
+/// authority.
 ///
 /// # Errors
 /// When the flags contradict each other, or name files that can't be used.

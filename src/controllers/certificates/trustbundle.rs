@@ -39,7 +39,8 @@ metrics! {
         "[ALPHA] The time it took to sync a cluster trust bundle.";
 }
 
-/// Sets up the controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`.
+/// Sets up the controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`; idle if
+/// no root CA is known.
 ///
 /// # Errors
 /// When `--root-ca-file` cannot be used.

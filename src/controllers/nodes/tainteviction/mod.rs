@@ -186,6 +186,7 @@ impl TaintEviction {
     fn sync_pod(&self, key: ObjectKey) {
         let _planning = self.planning.lock();
         let Some(pod) = self.pods.get(&key) else { return self.cancel(&key) };
+        // The evictions from a deleted node take place as planned.
         let Some(node) = self.node(&pod.spec.node_name) else { return };
         let taints: Vec<&Taint> = no_execute_taints(&node).collect();
         // Without taints the change of the node has cancelled the eviction, or will.

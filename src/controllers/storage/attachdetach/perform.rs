@@ -297,7 +297,7 @@ impl AttachDetach {
     }
 
     /// Writes the volumes that are attached to a node into its status, unless it lists them
-    /// already.
+    /// already. Then queues the volumes whose detach waits for that.
     /// Upstream: `NodeStatusUpdater.UpdateNodeStatusForNode`.
     pub(super) async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let name = Istr::new(&key.name);
