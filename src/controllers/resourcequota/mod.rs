@@ -273,11 +273,11 @@ impl Quotas {
                 Err(error) => errors.push(error),
             }
         }
-        let mut again = None;
+        let mut recheck_after = None;
         if is_lower(&measured, &used) {
             let (missing, pause) = self.recent_charges.missing(&quota.meta, &used, known, now);
             add_missing(&mut measured, &missing, &used);
-            again = pause;
+            recheck_after = pause;
         }
         // The API server admits no object before the quota has a count of them.
         for name in quota.spec.hard.names() {
@@ -310,7 +310,7 @@ impl Quotas {
             None
         };
         let second_count = if is_first { Some(SECOND_COUNT) } else { None };
-        match [release, second_count, again].into_iter().flatten().min() {
+        match [release, second_count, recheck_after].into_iter().flatten().min() {
             Some(next) => Ok(Next::After(next)),
             None => Ok(Next::Done),
         }

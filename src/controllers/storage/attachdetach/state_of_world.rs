@@ -130,9 +130,9 @@ impl StateOfWorld {
             return Vec::new();
         }
         let node = self.nodes.entry(name.clone()).or_default();
-        let same = node.in_use.len() == volumes.len()
+        let is_same = node.in_use.len() == volumes.len()
             && volumes.iter().all(|volume| node.in_use.contains(volume));
-        if same {
+        if is_same {
             return Vec::new();
         }
         let now: BTreeSet<Istr> = volumes.iter().cloned().collect();
