@@ -80,6 +80,7 @@ impl StorageVersions {
     /// Removes the API server whose lease was deleted from all StorageVersions, unless it has a
     /// lease again. Upstream: `processDeletedLease`.
     async fn sync_lease(self: Arc<Self>, key: ObjectKey) -> SyncResult {
+        // As upstream, a lease of this name without the label counts here.
         if self.live_lease(&key.name).await?.is_some() {
             return Ok(Next::Done);
         }

@@ -79,6 +79,7 @@ fn check_usages(usages: &[Istr], purpose: &str) -> Result<(), String> {
     if has(SIGNATURE) && has(purpose) && usages.iter().all(is_allowed) {
         return Ok(());
     }
+    // Upstream's text lists key encipherment too.
     let mut required = [SIGNATURE, ENCIPHERMENT, purpose];
     required.sort();
     Err(format!("usages did not match [{}]", required.join(" ")))

@@ -122,7 +122,7 @@ impl Publisher {
 }
 
 /// Returns `map` with `data` and the description; `None` if it has both already. Another text of
-/// the description stays.
+/// the description causes no write, but a write replaces it, as upstream.
 fn with_expected_content(map: &ConfigMap, data: &Labels) -> Option<ConfigMap> {
     let annotations = &map.meta.annotations;
     let is_described = annotations.get(DESCRIPTION).is_some_and(|text| !text.is_empty());

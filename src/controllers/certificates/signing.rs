@@ -83,7 +83,8 @@ const SIGNER_KINDS: [SignerKind; 4] = [
     },
 ];
 
-/// Sets up the controller `certificatesigningrequest-signing-controller`.
+/// Sets up the controller `certificatesigningrequest-signing-controller`; idle without files of an
+/// authority.
 ///
 /// # Errors
 /// When the flags contradict each other, or name files that can't be used.
@@ -220,7 +221,8 @@ impl Signer {
 }
 
 /// Returns the requested duration, but at least [`MIN_DURATION`] and at most `max_duration`;
-/// `max_duration` if none is requested.
+/// `max_duration` if none is requested. As upstream, a short request becomes [`MIN_DURATION`] even
+/// if `max_duration` is below that.
 fn lifetime(requested_seconds: Option<i32>, max_duration: Duration) -> Duration {
     let Some(seconds) = requested_seconds else { return max_duration };
     match Duration::from_secs(u64::try_from(seconds).unwrap_or_default()) {

@@ -39,7 +39,8 @@ metrics! {
         "[ALPHA] The time it took to sync a cluster trust bundle.";
 }
 
-/// Sets up the controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`.
+/// Sets up the controller `kube-apiserver-serving-clustertrustbundle-publisher-controller`; idle if
+/// no root CA is known.
 ///
 /// # Errors
 /// When `--root-ca-file` cannot be used.
@@ -99,8 +100,8 @@ impl MetadataHandler for BundleHandler {
 }
 
 impl Publisher {
-    /// Watches the bundles in the newest served version until `stop`. The first list sets
-    /// `resource`, without which no sync does anything.
+    /// Watches the bundles in the newest served version until `stop`; only waits if no version is
+    /// served. The first list sets `resource`, without which no sync does anything.
     async fn watch(&self, caches: MetadataCaches, queue: Queue<&'static str>, stop: StopToken) {
         let Some(Some(resource)) = stop.unless_stopped(self.discover_resource()).await else {
             return stop.stopped().await;

@@ -166,7 +166,7 @@ pub enum Consumer {
 }
 
 /// Returns for whom an entry's claim is reserved: for the PodGroup if it has the same entry, else
-/// for the pod.
+/// for the pod. `Err`: an entry has a form that this build does not know.
 /// Upstream: `BindTo`.
 pub fn consumer_of(
     pod: &Pod,

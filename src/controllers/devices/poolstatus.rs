@@ -131,7 +131,7 @@ impl PoolStatus {
     }
 
     /// Computes the pools that a request asks for, and writes them into its status. While slices
-    /// are missing, fails so that it is retried, a few times.
+    /// are missing, fails so that it is retried, [`MAX_RETRIES`] times; then writes what is known.
     async fn write_answer(
         &self,
         key: &ObjectKey,

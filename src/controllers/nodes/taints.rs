@@ -67,7 +67,8 @@ impl Swap<'_> {
     }
 
     /// Writes the change, first on the node as it is cached. One request, conditional on the
-    /// version of the node: taints are one field to the API. Upstream: `SwapNodeControllerTaint`.
+    /// version of the node: taints are one field to the API. A conflict is retried on the live
+    /// node, unless that is another one of this name. Upstream: `SwapNodeControllerTaint`.
     pub async fn write(
         &self,
         client: &Client,

@@ -113,7 +113,7 @@ impl Extended {
     }
 
     /// Returns the pod that is charged for the claim's devices; `None` if the claim is not the one
-    /// that the pod uses.
+    /// that the pod uses, or the pod is not in the cache.
     /// Upstream: `getVerifiedPodUsage`.
     fn verified_pod(
         &self,

@@ -86,7 +86,7 @@ pub fn charge_claim(claim: &PersistentVolumeClaim, usage: &mut ResourceList) {
 }
 
 /// Returns the storage that a claim is charged, in whole bytes: what it requests, or what an
-/// expansion has allocated if that is more.
+/// expansion has allocated if that is more. `None` if it requests no storage.
 fn storage_of(claim: &PersistentVolumeClaim) -> Option<Quantity> {
     let requested = claim.spec.storage?.rounded_up();
     let allocated =

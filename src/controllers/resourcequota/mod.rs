@@ -234,7 +234,8 @@ impl Quotas {
     }
 
     /// Measures the pods that the API server has now, and replaces the amounts of pods in
-    /// `measured`, which are of the cache. An amount that other evaluators share is removed.
+    /// `measured`, which are of the cache. An amount that other evaluators share is removed, and
+    /// all of them if the list fails: a resource without an amount keeps its usage.
     async fn measure_live_pods(
         &self,
         quota: &ResourceQuota,
@@ -267,15 +268,16 @@ impl Quotas {
         let mut is_live = false;
         if is_lower(&measured, &used) && self.recent_charges.are_overdue(&key, known, now) {
             match self.measure_live_pods(&quota, &mut measured).await {
+                // No charge is newer than what was just listed.
                 Ok(()) => (is_live, known) = (true, u64::MAX),
                 Err(error) => errors.push(error),
             }
         }
-        let mut again = None;
+        let mut recheck_after = None;
         if is_lower(&measured, &used) {
             let (missing, pause) = self.recent_charges.missing(&quota.meta, &used, known, now);
             add_missing(&mut measured, &missing, &used);
-            again = pause;
+            recheck_after = pause;
         }
         // The API server admits no object before the quota has a count of them.
         for name in quota.spec.hard.names() {
@@ -308,7 +310,7 @@ impl Quotas {
             None
         };
         let second_count = if is_first { Some(SECOND_COUNT) } else { None };
-        match [release, second_count, again].into_iter().flatten().min() {
+        match [release, second_count, recheck_after].into_iter().flatten().min() {
             Some(next) => Ok(Next::After(next)),
             None => Ok(Next::Done),
         }

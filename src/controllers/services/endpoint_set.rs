@@ -61,8 +61,8 @@ impl EndpointSet {
         endpoint.clone()
     }
 
-    /// Takes the endpoint with the identity of `like` out of the set; `None` if it was taken
-    /// before.
+    /// Takes the endpoint with the identity of `like` out of the set; `None` if it is absent or was
+    /// taken before.
     pub fn take(&mut self, like: &Endpoint) -> Option<Endpoint> {
         self.find(like).map(|at| self.take_at(at))
     }

@@ -78,7 +78,7 @@ struct ServiceCidrs {
 
 impl ServiceCidrs {
     /// Adds the finalizer to a ServiceCIDR and sets its condition Ready. Removes the finalizer of a
-    /// deleted one when no address needs it.
+    /// deleted one when no address needs it, at the earliest [`GRACE`] after the deletion.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(cidr) = self.cidrs.get(&key) else { return Ok(Next::Done) };
         let Some(deleted) = cidr.meta.deletion_timestamp else {

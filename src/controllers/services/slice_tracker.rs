@@ -58,8 +58,8 @@ impl SliceTracker {
         self.expected(slice).is_some()
     }
 
-    /// Returns whether a slice that the watch shows needs a sync: it is unknown, or newer than the
-    /// last write.
+    /// Returns whether a slice that the watch shows needs a sync: it is unknown, was deleted by the
+    /// controller, or is newer than the last write.
     pub fn should_sync(&self, slice: &EndpointSlice) -> bool {
         match self.expected(slice) {
             Some(Expected::Written { generation, .. }) => slice.meta.generation > generation,

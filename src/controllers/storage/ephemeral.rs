@@ -80,7 +80,8 @@ impl Ephemeral {
         Ok(Next::Done)
     }
 
-    /// Creates the claim of an ephemeral volume, unless it exists. Upstream: `handleVolume`.
+    /// Creates the claim of an ephemeral volume, unless it exists or the pod is gone. Fails if a
+    /// claim of this name is not the pod's. Upstream: `handleVolume`.
     async fn provide(&self, pod: &Pod, volume: &str) -> Result<(), Error> {
         let name = pod.ephemeral_claim(volume);
         let key = ObjectKey::new(&pod.meta.namespace, &name);
@@ -117,7 +118,7 @@ fn claim_is_for_pod(claim: &PersistentVolumeClaim, pod: &Pod) -> Result<(), Erro
 }
 
 /// Builds the claim of an ephemeral volume from its template in `live`; `None` if that is another
-/// pod of this name.
+/// pod of this name, or has no such volume.
 fn new_claim(pod: &Pod, live: &Value, volume: &str, name: &str) -> Option<Value> {
     if live["metadata"]["uid"] != pod.meta.uid.to_string() {
         return None;

@@ -74,6 +74,7 @@ impl Default for Capabilities {
 /// matter, and null leaves a field as it is.
 fn as_go_reads(value: Value) -> Value {
     match value {
+        // Only the whole output: all fields keep their defaults.
         Value::Null => Value::Object(Map::new()),
         Value::Object(members) => members
             .into_iter()
@@ -177,7 +178,8 @@ impl Drivers {
     }
 
     /// Calls `init` of a driver that is new or whose program has changed, and stores its
-    /// capabilities; forgets a driver that is gone. Upstream: the prober, which watches the folder.
+    /// capabilities; forgets a driver that is gone or whose `init` fails. Upstream: the prober,
+    /// which watches the folder.
     pub async fn probe(&self, driver: &Istr) {
         if !is_driver(driver) {
             return;
@@ -241,7 +243,7 @@ impl Drivers {
     }
 
     /// Runs the program of a driver with a command, and remembers commands that it does not
-    /// support.
+    /// support: these are not run again. `Err` also if it prints a success but exits with an error.
     /// Upstream: `DriverCall.Run`.
     async fn run(
         &self,

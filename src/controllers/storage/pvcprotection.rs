@@ -29,10 +29,10 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let queue = c.queue(QueuePolicy::default());
     c.watch(&claims, &queue, move |change, queue| {
         let claim = change.object();
-        let unknown =
+        let lacks_condition =
             || tracks_use && has_unused_condition(claim) && claim.condition(UNUSED).is_none();
-        if !matches!(change, Change::Deleted(_)) && (PROTECTION.concerns(&claim.meta) || unknown())
-        {
+        let needs_sync = PROTECTION.concerns(&claim.meta) || lacks_condition();
+        if !matches!(change, Change::Deleted(_)) && needs_sync {
             queue.add(claim.meta.key());
         }
     });
@@ -49,7 +49,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether a change of an existing pod may release a claim.
+/// Returns whether a change of an existing pod may release a claim: one that runs on a node does
+/// not.
 fn frees_claims(pod: &Pod) -> bool {
     pod.is_terminated() || pod.spec.node_name.is_empty()
 }
@@ -111,12 +112,8 @@ impl PvcProtection {
             }
         }
         if PROTECTION.is_deletion_candidate(&claim.meta) {
-            let others = match live {
-                // A list that is older than the deletion of the other claims does not show their
-                // pods.
-                Some(_) => Vec::new(),
-                None => self.other_candidates(&claim),
-            };
+            // Before the live list, which `is_used` may make: it then shows the pods of these too.
+            let others = self.other_candidates(&claim);
             if !self.is_used(&claim, blocks_deletion, &mut live).await? {
                 PROTECTION.remove(&self.client, &*claim).await?;
                 self.release(&others, &live.unwrap_or_default()).await;
@@ -173,8 +170,8 @@ impl PvcProtection {
         }
     }
 
-    /// Writes the condition Unused of a claim if its status changes. Upstream:
-    /// `updateUnusedCondition`.
+    /// Writes the condition Unused of a claim if its status changes. Fails as stale if the claim
+    /// has changed. Upstream: `updateUnusedCondition`.
     async fn set_unused(&self, claim: &PersistentVolumeClaim, unused: bool) -> Result<(), Error> {
         if claim.condition(UNUSED).is_some_and(|condition| (condition.status == "True") == unused) {
             return Ok(());

@@ -185,7 +185,8 @@ pub fn of_volume(volume: &PersistentVolume, read_only: bool) -> Option<Spec> {
     Some(spec)
 }
 
-/// Returns the spec of an inline volume of a pod; `None` if its source cannot be read.
+/// Returns the spec of an inline volume of a pod; `None` if its source cannot be read, or not be
+/// translated for its CSI driver.
 pub fn of_inline(volume: &InlineVolume, namespace: &str) -> Option<Spec> {
     let name = volume.name.clone();
     match &volume.source {
@@ -277,13 +278,13 @@ impl Resolver {
     }
 
     /// Returns the spec of the volume to which a claim of `pod` is bound; `None` if it is not
-    /// bound.
+    /// bound, or the volume has no plugin here.
     pub fn of_claim(&self, pod: &Meta, volume: &ClaimVolume) -> Option<Spec> {
         of_volume(&*self.volume_of_claim(pod, volume)?, volume.read_only)
     }
 
     /// Returns the PersistentVolume to which the claim of a pod's volume is bound; `None` if it is
-    /// not bound on both sides.
+    /// not bound on both sides, or the claim of an ephemeral volume is not the pod's.
     /// Upstream: `createInTreeVolumeSpec`.
     pub fn volume_of_claim(
         &self,

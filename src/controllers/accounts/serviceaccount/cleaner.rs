@@ -190,7 +190,7 @@ impl Cutoff {
     }
 
     /// Returns whether this token was generated for `account`, its account, before the cutoff and
-    /// has not been used since. `false` if a label is malformed.
+    /// has not been used since. `false` also if it is being deleted, or its label is malformed.
     fn is_unused(&self, secret: &TokenSecret, account: Option<&ServiceAccount>) -> bool {
         let meta = &secret.meta;
         let is_new = meta.creation_timestamp.is_some_and(|created| created >= self.time);

@@ -49,7 +49,8 @@ struct Migrator {
 }
 
 /// Sets up the controller `storage-version-migrator-controller`; idle without the gate
-/// InformerResourceVersion.
+/// InformerResourceVersion. With it fails without the garbage collector, as upstream, which
+/// migrates the objects in the collector's cache.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.feature("InformerResourceVersion") {
         return Ok(());
@@ -143,7 +144,8 @@ fn with_progress(
     status
 }
 
-/// Returns `status` with a true condition of this type; an existing one stays as it is.
+/// Returns `status` with a true condition of this type; an existing one that is True or False stays
+/// as it is.
 /// Upstream: `setStatusConditions`.
 fn with_condition(
     status: &StorageVersionMigrationStatus,

@@ -130,7 +130,8 @@ impl TypeChecker {
     }
 
     /// Returns the schema definitions of a kind: from the cache while the document's address is the
-    /// same, else from the server's document; `None` if they are not in it.
+    /// same, else from the server's document; `None` if they are not in it, or the server has no
+    /// such document or one that cannot be used.
     async fn definitions(
         &self,
         index: &Index,
@@ -172,7 +173,8 @@ impl TypeChecker {
         Ok(Some(definitions))
     }
 
-    /// Makes the type of a kind's objects. Its name ends with nanoseconds, as upstream's.
+    /// Makes the type of a kind's objects, dynamic if the schema has no type. Its name ends with
+    /// nanoseconds, as upstream's.
     fn object_type(&self, kind: &GroupVersionKind, definitions: &Arc<Definitions>) -> Type {
         let nanos = self.clock.now().as_micros().rem_euclid(1_000_000) * 1000;
         definitions.root_type(&format!("{}{nanos}", kind.kind)).unwrap_or(Type::Dyn)

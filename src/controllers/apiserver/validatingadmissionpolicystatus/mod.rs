@@ -85,6 +85,7 @@ impl PolicyStatus {
         let target = self.client.resource(&resource).subresource("status");
         match target.patch::<Value>(&policy.meta.key(), &apply).await {
             Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
+                // An apply leaves the conditions of others; an update would remove them.
                 let conditions = policy.status.conditions.clone();
                 let status = ValidatingAdmissionPolicyStatus { conditions, ..status };
                 self.client.update_status(policy, &status).await.map(drop)

@@ -183,12 +183,14 @@ impl Authority {
         let mut extensions = usages.extensions()?;
         let not_a_ca = BasicConstraints { ca: false, path_len_constraint: None };
         extensions.push(extension(CRITICAL, &not_a_ca)?);
+        // As in Go, which writes none into a certificate that names itself as the issuer.
         if subject != issuer && !self.key_id.is_empty() {
             let key_identifier = Some(OctetString::new(&*self.key_id)?);
             let id = AuthorityKeyIdentifier { key_identifier, ..Default::default() };
             extensions.push(extension(NOT_CRITICAL, &id)?);
         }
         if !request.names.is_empty() {
+            // RFC 5280: without a subject the names are all that identifies the holder.
             let critical = subject.value().is_empty();
             extensions.push(extension(critical, &request.names.to_extension()?)?);
         }

@@ -232,7 +232,7 @@ fn encode_attribute(kind: ObjectIdentifier, value: &str) -> der::Result<Vec<u8>>
 }
 
 /// Returns the alternative names in the extensions that a request's attributes ask for. Attributes
-/// of other forms are ignored.
+/// of other forms are ignored. Fails if an extension is malformed or there twice.
 fn requested_names(attributes: &[AnyRef<'_>]) -> Result<AlternativeNames, String> {
     let mut names = AlternativeNames::default();
     let mut seen: HashSet<ObjectIdentifier> = HashSet::new();

@@ -182,7 +182,7 @@ impl GarbageCollector {
     }
 
     /// Returns a client of the object's resource, and the object's key; `None` if the resource is
-    /// namespaced and the identity has no namespace.
+    /// namespaced and the identity has no namespace. `Err(NotYet)`: no such kind is served.
     async fn verbs_and_key(
         &self,
         identity: &Identity,

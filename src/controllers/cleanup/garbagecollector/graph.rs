@@ -400,6 +400,7 @@ fn alternate_identity(dependents: &[Node], absent: &Identity) -> Option<Identity
                 continue;
             }
             let mut other = Identity::of_owner(owner, own_namespace);
+            // The same kind and version is cluster-scoped too.
             if cluster_scoped {
                 let cluster = other.in_namespace(&Istr::default());
                 if cluster.scope == absent.scope {

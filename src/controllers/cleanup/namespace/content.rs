@@ -311,7 +311,8 @@ async fn list_remaining_pods(
     }
 }
 
-/// Deletes all objects with one request where the server allows it, else one by one.
+/// Deletes all objects with one request where the server allows it, else one by one. Does nothing
+/// if the resource cannot be listed for that either.
 async fn delete_objects(
     verbs: &Dynamic,
     found: &ApiResource,

@@ -76,10 +76,10 @@ impl WaitingNamespaces {
     fn new(c: &mut Controller, queue: &Queue<ObjectKey>) -> WaitingNamespaces {
         let pods = c.lister::<Pod>();
         let waiting = WaitingNamespaces { pods: pods.clone(), namespaces: Arc::default() };
-        let own = waiting.clone();
+        let handler = waiting.clone();
         c.watch_resyncing(&pods, None, queue, move |change, queue| {
             let namespace = &change.object().meta.namespace;
-            if matches!(change, Change::Deleted(_)) && own.remove_if_emptied(namespace) {
+            if matches!(change, Change::Deleted(_)) && handler.remove_if_emptied(namespace) {
                 queue.add(ObjectKey::cluster(namespace));
             }
         });
@@ -217,6 +217,7 @@ impl NamespaceController {
             NamespaceWrite::RemoveFinalizer => {
                 let mut remaining: Vec<&Istr> =
                     namespace.spec.finalizers.iter().filter(|name| *name != FINALIZER).collect();
+                // Upstream writes a sorted set.
                 remaining.sort();
                 remaining.dedup();
                 let body = json!({
@@ -275,8 +276,8 @@ impl NamespaceController {
         }
     }
 
-    /// Returns the namespaced resources that can be deleted. Adds failures of discovery to
-    /// `findings` and `errors`.
+    /// Returns the namespaced resources that can be deleted; empty if discovery fails as a whole,
+    /// or names a malformed group version. Adds failures of discovery to `findings` and `errors`.
     async fn discover_deletable(
         &self,
         findings: &mut Findings,

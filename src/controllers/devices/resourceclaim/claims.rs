@@ -63,7 +63,8 @@ struct Plan {
 /// Plans the writes to a claim when the reservations for the consumers `ended_uids` end.
 ///
 /// A claim is deallocated when its last reservation ends. A claim that had no reservation keeps its
-/// allocation, since it may be allocated before it is reserved, unless it is being deleted.
+/// allocation, since it may be allocated before it is reserved, unless it is being deleted. The
+/// finalizer is removed from a claim that is not allocated any more.
 fn plan(claim: &ResourceClaim, ended_uids: &[&Uid]) -> Plan {
     let is_unused = ended_uids.len() == claim.status.reserved_for.len();
     let has_finalizer = claim.meta.has_finalizer(FINALIZER);
@@ -170,8 +171,9 @@ impl ResourceClaims {
         }
     }
 
-    /// Deletes a claim that was generated for a pod that will not run: the pod itself may stay a
-    /// long time. When the pod is gone, the garbage collector deletes the claim.
+    /// Deletes a claim that was generated for a pod that will not run, or whose name another pod
+    /// has: the pod itself may stay a long time. When no pod has the name, the garbage collector
+    /// deletes the claim.
     async fn delete_unneeded_claim(&self, claim: &ResourceClaim) -> Result<(), Error> {
         let Some(owner) = claim.meta.controller() else { return Ok(()) };
         let is_pods = owner.api_version == "v1" && owner.kind == "Pod";

@@ -155,7 +155,8 @@ impl ResourceClaims {
     }
 
     /// Creates the claim of a pod's entry if necessary, and returns its name if the pod's status
-    /// lacks it.
+    /// lacks it. A claim that the pod shares with its PodGroup is created by `sync_group`, and only
+    /// found here.
     async fn ensure_claim(
         &self,
         pod: &Pod,

@@ -161,15 +161,16 @@ fn claim_metadata(
 /// Returns the prefix of a claim's name: the owner's and the entry's names. If they are too long
 /// together, both are cut in proportion: the API server would cut only the end.
 fn generate_name(owner: &str, entry: &str) -> String {
-    let whole = format!("{owner}-{entry}-");
-    if whole.len() <= MAX_BASE_LENGTH {
-        return whole;
+    let uncut = format!("{owner}-{entry}-");
+    if uncut.len() <= MAX_BASE_LENGTH {
+        return uncut;
     }
     let cut = |text: &str| {
-        let end = text.len() * MAX_BASE_LENGTH / whole.len();
+        let end = text.len() * MAX_BASE_LENGTH / uncut.len();
         text.char_indices().take_while(|(at, c)| at + c.len_utf8() <= end).map(|(_, c)| c).collect()
     };
     let (owner, entry): (String, String) = (cut(owner), cut(entry));
+    // As upstream, without a hyphen at the end.
     format!("{owner}-{entry}")
 }
 

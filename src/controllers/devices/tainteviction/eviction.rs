@@ -119,7 +119,8 @@ pub fn eviction_by_taints<'a>(
     eviction
 }
 
-/// Returns whether the selector of a rule matches a device.
+/// Returns whether the selector of a rule matches a device. An absent field matches all, an absent
+/// selector nothing.
 /// Upstream: `ruleMatchesDevice`.
 pub fn selector_matches(
     selector: Option<&DeviceSelector>,

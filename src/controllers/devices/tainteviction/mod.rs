@@ -344,9 +344,9 @@ impl TaintEviction {
         self.slices.by_index(&SLICES_BY_POOL, &pool_value(driver, pool))
     }
 
-    /// Returns when and why the pod is evicted, by the taints of all devices of all its claims;
-    /// `None` if it is not.
-    /// Upstream: `podEvictionTime`, without the claim for extended resources.
+    /// Returns when and why the pod is evicted, by the taints of all devices of the claims that are
+    /// reserved for it; `None` if it is not.
+    /// Upstream: `podEvictionTime`, which leaves out the claim for extended resources.
     fn pod_eviction(&self, pod: &Pod, rules: &[Arc<DeviceTaintRule>]) -> Option<Eviction> {
         if pod.spec.node_name.is_empty() {
             return None;

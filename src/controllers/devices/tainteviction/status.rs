@@ -85,6 +85,7 @@ impl TaintEviction {
         let old = conditions.find(|condition| condition.r#type == IN_PROGRESS);
         // The period is checked first: counting may take a long time. So "in progress" ends late.
         let generation = rule.meta.generation;
+        // A change of the rule's spec, a new generation, is not delayed.
         let cached_time = match old {
             Some(old) if old.observed_generation == generation => old.last_transition_time,
             _ => None,

@@ -77,6 +77,7 @@ impl CidrSet {
         TRIES.with_label_values(&[&self.label]).observe(f64::from(tries));
         self.report();
         let shift = self.cluster.bits() - self.node_prefix;
+        // With a prefix of 0 there is one range, and the shift would overflow.
         let offset = if shift == 128 { 0 } else { u128::from(candidate) << shift };
         let network = self.cluster.network | offset;
         Ok(Cidr { network, prefix: self.node_prefix, ..self.cluster })

@@ -105,14 +105,15 @@ fn parse_service_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
 /// Upstream: `setNodeCIDRMaskSizes`.
 fn node_prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
     let or_default = |size: i32, default: i32| if size == 0 { default } else { size };
-    let (both, v4, v6) =
+    // `size` is for a cluster of one family, whichever it is.
+    let (size, v4, v6) =
         (o.node_cidr_mask_size, o.node_cidr_mask_size_ipv4, o.node_cidr_mask_size_ipv6);
     let error = |text: &str| Err(text.to_owned());
     if clusters.len() > 1 {
-        if both != 0 {
+        if size != 0 {
             return error("usage of --node-cidr-mask-size is not allowed with dual-stack clusters");
         }
-    } else if both != 0 {
+    } else if size != 0 {
         if v4 != 0 || v6 != 0 {
             return error(
                 "usage of --node-cidr-mask-size-ipv4 and --node-cidr-mask-size-ipv6 is not allowed \
@@ -120,7 +121,7 @@ fn node_prefixes(o: &Options, clusters: &[Cidr]) -> Result<Vec<i32>, String> {
                  IPFamily specific flags",
             );
         }
-        return Ok(vec![both]);
+        return Ok(vec![size]);
     } else if clusters[0].is_v4 && v6 != 0 {
         return error(
             "usage of --node-cidr-mask-size-ipv6 is not allowed for a single-stack IPv4 cluster",

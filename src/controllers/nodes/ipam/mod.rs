@@ -25,7 +25,7 @@ use crate::task::Latch;
 /// Upstream: `cidrUpdateRetries`.
 const ATTEMPTS: usize = 3;
 
-/// Sets up the controller `node-ipam-controller`.
+/// Sets up the controller `node-ipam-controller`; idle without `--allocate-node-cidrs`.
 pub fn controller(c: &mut Controller) -> Result<(), String> {
     if !c.options().allocate_node_cidrs {
         return Ok(());

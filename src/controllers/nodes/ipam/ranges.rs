@@ -108,12 +108,12 @@ impl Ranges {
     pub fn mark_refused(&mut self, node: &Node) {
         let allocated = self.allocated.get(&node.meta.name);
         if allocated.is_some_and(|allocated| allocated.state != WriteState::Unsure) {
-            self.release_unwritten(node);
+            self.release_allocated(node);
         }
     }
 
-    /// Frees the ranges that [`Ranges::allocate`] gave to this node.
-    fn release_unwritten(&mut self, node: &Node) {
+    /// Frees the ranges that [`Ranges::allocate`] gave to this node, not to another of its name.
+    fn release_allocated(&mut self, node: &Node) {
         let allocated = self.allocated.get(&node.meta.name);
         if allocated.is_some_and(|allocated| allocated.uid == node.meta.uid)
             && let Some(allocated) = self.allocated.remove(&node.meta.name)
@@ -135,14 +135,14 @@ impl Ranges {
     /// returns those that lie outside of the cluster's.
     /// Upstream: `occupyCIDRs`, which fails at the first of them.
     pub fn occupy(&mut self, node: &Node) -> Vec<String> {
-        let own = &node.spec.pod_cidrs;
-        if own.is_empty() {
+        let pod_cidrs = &node.spec.pod_cidrs;
+        if pod_cidrs.is_empty() {
             return Vec::new();
         }
         if let Some(allocated) = self.allocated.remove(&node.meta.name) {
             for (set, range) in self.sets.iter_mut().zip(&allocated.ranges) {
                 let text = range.to_string();
-                if !own.iter().any(|own| **own == *text)
+                if !pod_cidrs.iter().any(|cidr| **cidr == *text)
                     && let Err(error) = set.release(range)
                 {
                     log::error!("Error when releasing CIDR {range}: {error}");
@@ -150,7 +150,7 @@ impl Ranges {
             }
         }
         let mut foreign = Vec::new();
-        for text in own {
+        for text in pod_cidrs {
             // At most one family can hold it.
             let is_occupied = match Cidr::parse(text) {
                 Some(range) => self.sets.iter_mut().any(|set| set.occupy(&range).is_ok()),
@@ -166,7 +166,7 @@ impl Ranges {
     /// Frees the ranges of a node that is gone, except those that `successor` has, a node of the
     /// same name. Upstream: `ReleaseCIDR`.
     pub fn release_node(&mut self, node: &Node, successor: Option<&Node>) {
-        self.release_unwritten(node);
+        self.release_allocated(node);
         let successors_ranges = successor.map(|node| &*node.spec.pod_cidrs).unwrap_or_default();
         let freed = node.spec.pod_cidrs.iter().filter(|text| !successors_ranges.contains(text));
         for range in freed.filter_map(|text| Cidr::parse(text)) {

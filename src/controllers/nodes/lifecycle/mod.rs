@@ -242,9 +242,9 @@ impl NodeLifecycle {
         outcome.is_ok() && zones::are_all_full(&state.zones)
     }
 
-    /// Swaps the taints of a node that is not ready or unreachable; `Ok` also if it needs none.
-    /// `Err` is the delay before the next attempt. Not ready and unreachable exclude each other, as
-    /// the statuses of the condition Ready do.
+    /// Swaps the taints of a node that is not ready or unreachable; `Ok` also if it needs none, or
+    /// is gone. `Err` is the delay before the next attempt. Not ready and unreachable exclude each
+    /// other, as the statuses of the condition Ready do.
     async fn taint(&self, name: &ArcStr) -> Result<(), Duration> {
         let Some(node) = self.nodes.get(&ObjectKey::cluster(name)) else { return Ok(()) };
         let (add, remove) = match Ready::of_node(&node) {

@@ -257,7 +257,8 @@ impl NodeLifecycle {
         NodeObservation { observed, current: Some(Ready::Unknown), write, is_silent }
     }
 
-    /// Adds a node that is not ready to the queue of its zone, and removes one that is ready.
+    /// Adds a node that is not ready to the queue of its zone, and removes one that is ready. One
+    /// without the condition Ready stays as it is.
     fn update_tainter(&self, state: &mut State, node: &Node, zone: &Istr, ready: Option<Ready>) {
         let (Some(ready), Some(tainter)) = (ready, state.tainters.get_mut(zone)) else { return };
         let taint = match ready {
@@ -268,6 +269,7 @@ impl NodeLifecycle {
             Ready::False => taints::NOT_READY,
             Ready::Unknown => taints::UNREACHABLE,
         };
+        // As upstream: one that has lost its taint is queued again, and so is one that still waits.
         if !taints::has_taint(node, taint, NO_EXECUTE) {
             tainter.remove(&node.meta.name);
         }
@@ -378,8 +380,9 @@ impl NodeLifecycle {
         let mut state = self.state.lock();
         let known = state.known.get_mut(&node.meta.name);
         if let Some(health) = known.and_then(|known| known.health.as_mut()) {
-            let written = node.meta.creation_timestamp;
-            let heartbeat = health.ready.map_or(written, |(heartbeat, _)| heartbeat);
+            // A condition that was missing got this time as its heartbeat: `unknown_conditions`.
+            let created = node.meta.creation_timestamp;
+            let heartbeat = health.ready.map_or(created, |(heartbeat, _)| heartbeat);
             health.ready = Some((heartbeat, Ready::Unknown));
         }
     }

@@ -39,6 +39,7 @@ impl NodeLifecycle {
                 Err(error) => errors.push(Error::Api(error)),
                 Ok(_) => {}
             }
+            // Also of one whose write failed, as upstream.
             self.recorder.warning(&**pod, "NodeNotReady", "Node is not ready");
         }
         Error::many(errors).map_or(Ok(()), Err)

@@ -186,6 +186,7 @@ impl TaintEviction {
     fn sync_pod(&self, key: ObjectKey) {
         let _planning = self.planning.lock();
         let Some(pod) = self.pods.get(&key) else { return self.cancel(&key) };
+        // The evictions from a deleted node take place as planned.
         let Some(node) = self.node(&pod.spec.node_name) else { return };
         let taints: Vec<&Taint> = no_execute_taints(&node).collect();
         // Without taints the change of the node has cancelled the eviction, or will.
@@ -195,7 +196,8 @@ impl TaintEviction {
     }
 
     /// Plans the eviction of a pod because of these taints, in place of the one that was planned,
-    /// or cancels it if the pod tolerates them.
+    /// or cancels it if the pod tolerates them. A deletion under way, and a wait that keeps its
+    /// time, stay as they are.
     /// Upstream: `processPodOnNode`.
     fn plan(&self, pod: &Pod, taints: &[&Taint], cause: Cause) {
         let (key, now) = (pod.meta.key(), self.clock.monotonic());

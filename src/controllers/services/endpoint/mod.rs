@@ -65,8 +65,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl EndpointsController {
-    /// Queues all Endpoints at the start: their Service may have been deleted while no manager ran.
-    /// Upstream: `checkLeftoverEndpoints`.
+    /// Queues all Endpoints at the start, except those that are a lock: their Service may have been
+    /// deleted while no manager ran. Upstream: `checkLeftoverEndpoints`.
     fn queue_leftovers(&self, queue: &Queue) {
         for endpoints in self.endpoints.list() {
             if !endpoints.meta.annotations.contains_key(LEADER) {
@@ -82,7 +82,7 @@ impl EndpointsController {
     }
 
     /// Creates or updates the Endpoints of a Service with a selector; deletes those of a deleted
-    /// Service.
+    /// Service. Fails as stale while the cache lacks the last write.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(service) = self.services.get(&key) else {
             match self.client.delete::<Endpoints>(&key, Delete::new()).await {
@@ -161,8 +161,9 @@ fn is_current(current: &Endpoints, new: &Endpoints, service: &Service) -> bool {
         && labels_are_current(&current.meta.labels, &service.meta.labels)
 }
 
-/// Returns whether the Endpoints have the labels of their Service, and the controller's own.
-/// Upstream: `labelsCorrectForEndpoints`.
+/// Returns whether the Endpoints have exactly the labels of their Service and the one that names
+/// this controller. As upstream, the label of headless Services does not count. Upstream:
+/// `labelsCorrectForEndpoints`.
 fn labels_are_current(labels: &Labels, service: &Labels) -> bool {
     let is_own = |key: &str| key == HEADLESS || key == MANAGED_BY;
     let mut copied = 0;

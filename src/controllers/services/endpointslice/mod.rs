@@ -85,9 +85,9 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             queue.add("nodes");
         }
     });
-    let services_of = queue.clone();
+    let service_queue = queue.clone();
     c.sync_by(1, topology_queue, &this, move |this, _| {
-        this.check_node_topology(&services_of);
+        this.check_node_topology(&service_queue);
         async { Ok(Next::Done) }
     });
     c.sync(queue, &this, async |this, key| {

@@ -48,9 +48,9 @@ impl Plan {
 }
 
 /// Puts the `desired` endpoints into slices of `ports`, `max` in one. Those that are in a slice
-/// stay there; new ones go into slices that change anyway, the fullest first; the rest goes into
-/// one slice that has just the room for it, or else into new ones. So few slices change, and none
-/// is changed only to be packed better.
+/// stay there, and a slice that loses all is deleted; new ones go into slices that change anyway,
+/// the fullest first; the rest goes into one slice that has just the room for it, or else into new
+/// ones. So few slices change, and none is changed only to be packed better.
 pub fn pack(
     shape: &Shape<'_>,
     ports: &[SlicePort],

@@ -195,8 +195,8 @@ fn ready_endpoints(plan: &Plan) -> i64 {
     i64::try_from(ready).unwrap_or(i64::MAX)
 }
 
-/// Returns the part of each zone in the CPUs of the ready nodes; `None` with fewer than two zones,
-/// or a node without a zone or CPU.
+/// Returns the part of each zone in the CPUs of the ready nodes, without those of the control
+/// plane; `None` with fewer than two zones, or if one of these nodes has no zone or CPU.
 /// Upstream: `SetNodes`.
 fn cpu_ratios(nodes: &[Arc<Node>]) -> Option<BTreeMap<Istr, f64>> {
     let excluded = |labels: &Labels| {
@@ -355,8 +355,9 @@ fn redistribute<'a>(
     }
 }
 
-/// Returns whether some zone has fewer endpoints than its part in the CPUs needs.
-/// Upstream: `serviceOverloaded`.
+/// Returns whether some zone has fewer endpoints than its part in the CPUs needs. If the parts are
+/// not known any more, every Service with hints counts: its sync removes them. Upstream:
+/// `serviceOverloaded`.
 fn is_overloaded(zones: &ByZone, ratios: Option<&BTreeMap<Istr, f64>>) -> bool {
     if zones.is_empty() {
         return false;

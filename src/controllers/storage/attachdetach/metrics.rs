@@ -78,7 +78,7 @@ impl Collector for Volumes {
         [self.in_use.desc(), self.total.desc()].concat()
     }
 
-    /// Counts the volumes of the running controller.
+    /// Counts the volumes of the running controller; none before its state of world is populated.
     fn collect(&self) -> Vec<MetricFamily> {
         self.in_use.reset();
         self.total.reset();

@@ -171,7 +171,8 @@ fn queue_pod(change: Change<'_, Pod>, queue: &Queue) {
     }
 }
 
-/// Returns the key of a claim that the change has bound to a volume.
+/// Returns the key of a claim that the change has bound to a volume. An object of the first list is
+/// no change: `populate` reads it.
 fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<ObjectKey> {
     let bound = |claim: &PersistentVolumeClaim| {
         let is_bound = claim.status.phase == "Bound" && !claim.spec.volume_name.is_empty();
@@ -189,7 +190,8 @@ fn newly_bound_claim(change: &Change<'_, PersistentVolumeClaim>) -> Option<Objec
     Some(new.meta.key())
 }
 
-/// Returns the claim of a volume that the change has bound.
+/// Returns the claim of a volume that the change has bound. An object of the first list is no
+/// change.
 fn newly_bound_volume(change: &Change<'_, PersistentVolume>) -> Option<ObjectKey> {
     let (old, new) = match change {
         Change::Added { new, initial: false } => (None, new),
@@ -239,7 +241,8 @@ impl AttachDetach {
         self.nodes.get(&ObjectKey::cluster(node)).map(|node| health(&node)).unwrap_or_default()
     }
 
-    /// Records a change of a node, and queues the volumes and the node status that it affects.
+    /// Records a change of a node, and queues the volumes and the node status that it affects, and
+    /// the pods of a node that is newly managed. Before `populate` has ended it only records.
     /// Upstream: `nodeAdd`, `nodeUpdate`, `nodeDelete`.
     fn handle_node_change(&self, change: &Change<'_, Node>) {
         let node = change.object();

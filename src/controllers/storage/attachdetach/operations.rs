@@ -111,8 +111,9 @@ impl Operation {
     }
 
     /// Checks an operation that the driver works on. `Ok` is its end, a success or the driver's
-    /// error. `Err` is the time at which to check again, unless the attachment changes before.
-    /// `seen`: the version that the cache had seen before the attachment was read from it.
+    /// error. `Err` is the time at which to check again, unless the attachment changes before;
+    /// `Duration::MAX` for an operation at another stage. `seen`: the version that the cache had
+    /// seen before the attachment was read from it.
     pub fn progress(
         &self,
         found: Option<&VolumeAttachment>,
@@ -131,7 +132,7 @@ impl Operation {
                 va.status.attach_error.as_ref().map(|error| &*error.message)
             }
             (Kind::Detach, None) => match lag {
-                // No event may come once the cache has seen enough.
+                // The cache may never show the attachment, and then no event comes.
                 Lag::Unseen(version) if seen < *version && now < deadline => {
                     return Err(deadline.min(now + ERROR_GRACE));
                 }
@@ -140,6 +141,7 @@ impl Operation {
             },
             (Kind::Detach, Some(va)) => match lag {
                 Lag::Gone(uid) if *uid != va.meta.uid => return Ok(Ok(())),
+                // The cache will show the deletion.
                 Lag::Gone(_) => None,
                 _ => va.status.detach_error.as_ref().map(|error| &*error.message),
             },

@@ -237,7 +237,8 @@ impl AttachDetach {
         }
     }
 
-    /// Checks with the API server that the kubelet does not use the volume.
+    /// Checks with the API server that the kubelet does not use the volume; a node that does not
+    /// exist uses none.
     /// Upstream: `verifyVolumeIsSafeToDetach`.
     async fn verify_safe(&self, name: &str, node: &str) -> Result<(), String> {
         match self.client.get::<Node>(&ObjectKey::cluster(node)).await {
@@ -296,7 +297,7 @@ impl AttachDetach {
     }
 
     /// Writes the volumes that are attached to a node into its status, unless it lists them
-    /// already.
+    /// already. Then queues the volumes whose detach waits for that.
     /// Upstream: `NodeStatusUpdater.UpdateNodeStatusForNode`.
     pub(super) async fn sync_node(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let name = Istr::new(&key.name);
@@ -374,19 +375,19 @@ fn new_attachment(name: &str, csi: &Csi, node: &str) -> Value {
 /// Returns the text about the pods that hold a volume on other nodes. It names no pod of another
 /// namespace.
 fn multi_attach_error(namespace: &str, users: &[PodRef]) -> String {
-    let own = users.iter().filter(|user| user.key.namespace == *namespace);
-    let own: Vec<&str> = own.map(|user| &*user.key.name).collect();
-    match (own.len(), users.len() - own.len()) {
+    let in_namespace = users.iter().filter(|user| user.key.namespace == *namespace);
+    let names: Vec<&str> = in_namespace.map(|user| &*user.key.name).collect();
+    match (names.len(), users.len() - names.len()) {
         (0, 0) => "Volume is already exclusively attached to one node and can't be attached to \
                    another"
             .into(),
         (0, others) => {
             format!("Volume is already used by {others} pod(s) in different namespaces")
         }
-        (_, 0) => format!("Volume is already used by pod(s) {}", own.join(", ")),
+        (_, 0) => format!("Volume is already used by pod(s) {}", names.join(", ")),
         (_, others) => format!(
             "Volume is already used by pod(s) {} and {others} pod(s) in different namespaces",
-            own.join(", ")
+            names.join(", ")
         ),
     }
 }

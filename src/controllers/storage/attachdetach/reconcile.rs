@@ -143,6 +143,7 @@ fn may_detach(
         return Err((now < timeout && forces).then_some(timeout));
     }
     Ok(match timed_out {
+        // As upstream, also if the node is ready and does not use it.
         true => Some("timeout"),
         false => health.out_of_service.then_some("out-of-service"),
     })
@@ -218,7 +219,7 @@ impl StateOfWorld {
     }
 
     /// Looks for attachments that do not say "attached" any more. If that lasts for the configured
-    /// time, the volume counts as detached, or the API server is asked.
+    /// time, the volume counts as detached; the API server is asked if the cache lacks the object.
     /// Upstream: `GenerateVolumesAreAttachedFunc`, every `--attach-detach-reconcile-sync-period`.
     fn verify_attached(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(after) = observed.settings.verify_after else { return };
@@ -235,6 +236,7 @@ impl StateOfWorld {
             }
             let Some(attachment) = attachment_of(Some(&spec), name, node) else { continue };
             let found = (observed.attachment)(&attachment);
+            // A driver that does not attach has no attachments.
             let is_well = found.as_ref().is_some_and(|found| found.status.attached)
                 || !(observed.attaches)(&csi.driver);
             if is_well {

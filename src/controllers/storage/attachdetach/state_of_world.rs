@@ -130,9 +130,9 @@ impl StateOfWorld {
             return Vec::new();
         }
         let node = self.nodes.entry(name.clone()).or_default();
-        let same = node.in_use.len() == volumes.len()
+        let is_same = node.in_use.len() == volumes.len()
             && volumes.iter().all(|volume| node.in_use.contains(volume));
-        if same {
+        if is_same {
             return Vec::new();
         }
         let now: BTreeSet<Istr> = volumes.iter().cloned().collect();
@@ -173,7 +173,8 @@ impl StateOfWorld {
         changed
     }
 
-    /// Forgets a node that is deleted and has no volumes.
+    /// Ends the management of a deleted node on which no pod wants volumes. Forgets a node that is
+    /// not managed, has no volumes and lists none in its status.
     fn remove_idle_node(&mut self, name: &str) {
         if let Some(node) = self.nodes.get_mut(name) {
             node.managed &= !(node.gone && node.wanted.is_empty());
@@ -255,7 +256,8 @@ impl StateOfWorld {
         self.remove_idle_volume(name);
     }
 
-    /// Forgets the volumes of a driver that does not attach them any more, and returns them.
+    /// Forgets that pods want the volumes of a CSI driver, which does not attach them any more, and
+    /// returns these volumes.
     pub fn forget_driver(&mut self, driver: &str) -> Vec<Istr> {
         let of_driver =
             |wanted: &Wanted| wanted.spec.csi.as_ref().is_some_and(|csi| csi.driver == *driver);
@@ -358,7 +360,7 @@ impl StateOfWorld {
         self.attachments.insert(attachment.clone(), volume.clone());
     }
 
-    /// Forgets a volume that no pod wants and no node has.
+    /// Forgets a volume that no pod wants and no node has, unless an operation of it is under way.
     pub(super) fn remove_idle_volume(&mut self, name: &Istr) {
         let idle = |volume: &Volume| {
             volume.wanted.is_empty()

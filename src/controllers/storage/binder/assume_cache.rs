@@ -15,18 +15,18 @@ use crate::objects::{Object, ObjectKey, Uid};
 pub struct AssumeCache<T> {
     lister: Lister<T>,
     /// The answers to our writes that the cache does not have yet.
-    own: Mutex<HashMap<ObjectKey, Own<T>>>,
+    own_writes: Mutex<HashMap<ObjectKey, OwnWrite<T>>>,
 }
 
 /// The answer to one of our writes, and its version.
-struct Own<T> {
-    written: Arc<T>,
+struct OwnWrite<T> {
+    object: Arc<T>,
     at: HistoryVersion,
 }
 
 impl<T: Object> AssumeCache<T> {
     pub fn new(lister: Lister<T>) -> AssumeCache<T> {
-        AssumeCache { lister, own: Mutex::default() }
+        AssumeCache { lister, own_writes: Mutex::default() }
     }
 
     /// Keeps the answer to a write until the cache has it, and returns it.
@@ -34,17 +34,17 @@ impl<T: Object> AssumeCache<T> {
         let written = Arc::new(written);
         let at = self.lister.written_at(written.meta().resource_version);
         if self.lister.seen() < at {
-            let own = Own { written: written.clone(), at };
-            self.own.lock().insert(written.meta().key(), own);
+            let write = OwnWrite { object: written.clone(), at };
+            self.own_writes.lock().insert(written.meta().key(), write);
         }
         written
     }
 
     /// Forgets the object with this uid, which is gone. The cache may see its version later.
     pub fn forget(&self, key: &ObjectKey, uid: &Uid) {
-        let mut own = self.own.lock();
-        if own.get(key).is_some_and(|own| own.written.meta().uid == *uid) {
-            own.remove(key);
+        let mut own_writes = self.own_writes.lock();
+        if own_writes.get(key).is_some_and(|write| write.object.meta().uid == *uid) {
+            own_writes.remove(key);
         }
     }
 
@@ -61,13 +61,13 @@ impl<T: Object> AssumeCache<T> {
     pub fn candidates(&self, index: &Index<T>, value: &IndexValue) -> Vec<Arc<T>> {
         let seen = self.lister.seen();
         let mut found = self.lister.by_index(index, value);
-        let mut own = self.own.lock();
-        own.retain(|_, own| own.at > seen);
-        if own.is_empty() {
+        let mut own_writes = self.own_writes.lock();
+        own_writes.retain(|_, write| write.at > seen);
+        if own_writes.is_empty() {
             return found;
         }
-        found.retain(|object| !own.contains_key(&object.meta().key()));
-        found.extend(own.values().map(|own| own.written.clone()));
+        found.retain(|object| !own_writes.contains_key(&object.meta().key()));
+        found.extend(own_writes.values().map(|write| write.object.clone()));
         found
     }
 
@@ -78,15 +78,15 @@ impl<T: Object> AssumeCache<T> {
         cached: Option<Arc<T>>,
         seen: HistoryVersion,
     ) -> Option<Arc<T>> {
-        let mut own = self.own.lock();
-        let Some(Own { written, at }) = own.get(key) else { return cached };
+        let mut own_writes = self.own_writes.lock();
+        let Some(OwnWrite { object, at }) = own_writes.get(key) else { return cached };
         let is_past = seen >= *at
             || cached.as_ref().is_some_and(|cached| cached.meta().resource_version >= at.version);
         if is_past {
-            own.remove(key);
+            own_writes.remove(key);
             return cached;
         }
-        Some(written.clone())
+        Some(object.clone())
     }
 }
 

@@ -90,6 +90,7 @@ fn plan_bound(claim: &PersistentVolumeClaim, volume: Option<Arc<PersistentVolume
                 "Two claims are bound to the same volume, this one is bound incorrectly",
             ))
         }
+        // Also a volume that names no claim: the binding is completed, as upstream.
         _ => Plan::Bind(volume),
     }
 }
@@ -122,7 +123,7 @@ fn waiting_event(mut pods: Vec<String>) -> PendingEvent {
 }
 
 /// Returns whether the claims of `class` wait for a pod, so that the scheduler chooses their
-/// volumes.
+/// volumes. Without a class they do not; `Err` if the class has no mode.
 /// Upstream: `IsDelayBindingMode`.
 pub fn is_delayed(class: Option<&StorageClass>) -> Result<bool, Error> {
     let Some(class) = class else { return Ok(false) };
@@ -231,7 +232,8 @@ impl Binder {
         self.wait(claim, Some(PendingEvent::normal("FailedBinding", message))).await
     }
 
-    /// Writes the default class into a claim without a class, and returns whether there is one.
+    /// Writes the default class, if there is one, into a claim without a class, and returns whether
+    /// it did.
     /// Upstream: `assignDefaultStorageClass`.
     async fn assign_default_class(
         &self,

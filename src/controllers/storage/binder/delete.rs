@@ -30,7 +30,8 @@ impl Binder {
         });
     }
 
-    /// Deletes a released volume with its content, if the live volume is still to be deleted.
+    /// Deletes a released volume with its content, if the live volume is still to be deleted. Does
+    /// nothing if that cannot be read: the next sync retries.
     /// Upstream: `deleteVolumeOperation`.
     async fn delete_now(
         &self,

@@ -71,15 +71,15 @@ pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
 /// `bindClaimToVolume`.
 pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> {
     let names_it = *claim.spec.volume_name == *volume;
-    let had = &claim.meta.annotations;
-    if names_it && had.contains_key(BIND_COMPLETED) {
+    let old = &claim.meta.annotations;
+    if names_it && old.contains_key(BIND_COMPLETED) {
         return None;
     }
-    let mut annotations = had.clone();
-    if !names_it && !had.contains_key(BOUND_BY_CONTROLLER) {
+    let mut annotations = old.clone();
+    if !names_it && !old.contains_key(BOUND_BY_CONTROLLER) {
         annotations = with_annotation(&annotations, BOUND_BY_CONTROLLER, "yes");
     }
-    if !had.contains_key(BIND_COMPLETED) {
+    if !old.contains_key(BIND_COMPLETED) {
         annotations = with_annotation(&annotations, BIND_COMPLETED, "yes");
     }
     let spec = if names_it { Vec::new() } else { vec![("volumeName", volume.into())] };
@@ -170,14 +170,14 @@ pub fn with_migration_annotation(
     }
 }
 
-/// Returns the finalizers that a provisioned volume should have; `None` if it has these. The one of
-/// an in-tree plugin is set with the policy Delete only; the external provisioner's is removed from
-/// volumes of in-tree plugins.
+/// Returns the finalizers that a provisioned volume should have; `None` if it has these, or
+/// was not provisioned. The one of an in-tree plugin is set with the policy Delete only; the
+/// external provisioner's is removed from volumes of in-tree plugins.
 /// Upstream: `modifyDeletionFinalizers`.
 pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<String>> {
     let provisioner = meta.annotations.get(PROVISIONED_BY)?;
-    let had = meta.finalizers();
-    let mut finalizers: Vec<String> = had.iter().map(ToString::to_string).collect();
+    let old = meta.finalizers();
+    let mut finalizers: Vec<String> = old.iter().map(ToString::to_string).collect();
     if driver_of(provisioner).is_some() {
         finalizers.retain(|name| name != IN_TREE_FINALIZER);
     } else if provisioner.starts_with(IN_TREE_PREFIX) {
@@ -191,7 +191,7 @@ pub fn deletion_finalizers(meta: &Meta, reclaim_policy: &str) -> Option<Vec<Stri
         finalizers.retain(|name| name != EXTERNAL_FINALIZER);
     }
     let differs =
-        finalizers.len() != had.len() || had.iter().zip(&finalizers).any(|(a, b)| *a != **b);
+        finalizers.len() != old.len() || old.iter().zip(&finalizers).any(|(a, b)| *a != **b);
     differs.then_some(finalizers)
 }
 

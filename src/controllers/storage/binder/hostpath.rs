@@ -58,6 +58,7 @@ fn remove_blocking(path: &Path) -> io::Result<()> {
 /// Returns whether the path may be removed: it has `/tmp/` and something after it, anywhere, as
 /// upstream's expression has it.
 fn is_ours(path: &str) -> bool {
+    // `/tmp/.+`, where `.` matches no newline.
     let after = path.find("/tmp/").map(|at| &path[at + "/tmp/".len()..]);
     after.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('\n'))
 }

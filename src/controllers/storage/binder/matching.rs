@@ -150,9 +150,8 @@ pub fn mismatch(
     with_classes: bool,
 ) -> Option<String> {
     let capacity = volume.spec.capacity.unwrap_or_default();
-    let class = |name| attributes_class(name);
-    let wanted = class(&claim.spec.volume_attributes_class_name);
-    let has = class(&volume.spec.volume_attributes_class_name);
+    let wanted_class = attributes_class(&claim.spec.volume_attributes_class_name);
+    let class = attributes_class(&volume.spec.volume_attributes_class_name);
     let wanted_modes = claim.spec.access_modes.as_deref().unwrap_or_default();
     let fault = if volume.meta.is_being_deleted() {
         return Some(format!("the volume is marked for deletion {:?}", &*volume.meta.name));
@@ -160,9 +159,9 @@ pub fn mismatch(
         "requested PV is too small"
     } else if volume.storage_class() != claim.storage_class() {
         "storageClassName does not match"
-    } else if with_classes && wanted != has {
+    } else if with_classes && wanted_class != class {
         "volumeAttributesClassName does not match"
-    } else if !(with_classes || wanted.is_empty() && has.is_empty()) {
+    } else if !(with_classes || wanted_class.is_empty() && class.is_empty()) {
         "volumeAttributesClassName is not supported when the feature-gate VolumeAttributesClass is \
          disabled"
     } else if modes_differ(volume, claim) {

@@ -103,13 +103,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         provisions_host_paths: c.options().enable_hostpath_provisioner,
         attributes_classes: c.feature("VolumeAttributesClass"),
     });
-    let (this, claims_of) = (binder.clone(), claim_queue.clone());
+    let (this, affected_claims) = (binder.clone(), claim_queue.clone());
     c.watch(&volumes, &volume_queue, move |change, queue| {
-        this.observe_volume(change, queue, &claims_of);
+        this.observe_volume(change, queue, &affected_claims);
     });
-    let (this, volumes_of, known) = (binder.clone(), volume_queue.clone(), volumes.clone());
+    let (this, affected_volumes, known) = (binder.clone(), volume_queue.clone(), volumes.clone());
     c.watch(&claims, &claim_queue, move |change, queue| {
-        this.observe_claim(change, queue, &volumes_of, &known);
+        this.observe_claim(change, queue, &affected_volumes, &known);
     });
     c.at_start(move || metrics::register(volumes, claims));
     c.background(move |stop| operations::run(started, stop));

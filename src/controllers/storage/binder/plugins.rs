@@ -48,7 +48,8 @@ fn by_name(name: &str, does: &str) -> Result<Option<Plugin>, String> {
     Err(error)
 }
 
-/// Returns the plugin for `provisioner`; `None` if that is outside of this manager.
+/// Returns the plugin for `provisioner`; `None` if that is outside of this manager. `Err`: its name
+/// is in-tree, but no plugin here provisions for it.
 pub fn provisioning(provisioner: &str) -> Result<Option<Plugin>, String> {
     if driver_of(provisioner).is_some() {
         return Ok(None);
@@ -57,6 +58,7 @@ pub fn provisioning(provisioner: &str) -> Result<Option<Plugin>, String> {
 }
 
 /// Returns the plugin that deletes `volume`; `None` if a deleter outside of this manager does.
+/// `Err`: an in-tree volume that no plugin here deletes.
 pub fn deleting(volume: &PersistentVolume) -> Result<Option<Plugin>, String> {
     let annotations = &volume.meta.annotations;
     if let Some(name) = annotations.get(PROVISIONED_BY).filter(|name| !name.is_empty()) {

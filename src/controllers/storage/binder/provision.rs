@@ -25,8 +25,8 @@ const BETWEEN_TRIES: Duration = Duration::from_secs(10);
 const FAILED: &str = "ProvisioningFailed";
 
 impl Binder {
-    /// Starts to provision a volume for a claim, unless that runs or has just failed. Problems with
-    /// the class are reported by an event.
+    /// Starts to provision a volume for a claim, unless that runs or has just failed, or
+    /// `--enable-dynamic-provisioning` is off. Problems with the class are reported by an event.
     pub fn provision(
         self: &Arc<Self>,
         claim: &Arc<PersistentVolumeClaim>,
@@ -174,6 +174,7 @@ impl Binder {
             );
             self.record(&**claim, PendingEvent::warning("ProvisioningCleanupFailed", message));
         }
+        // No back-off, as upstream: the claim's next sync provisions again.
         Ok(())
     }
 

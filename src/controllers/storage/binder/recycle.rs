@@ -222,7 +222,9 @@ impl Binder {
         });
     }
 
-    /// Empties a released volume by a pod, and makes it available again.
+    /// Empties a released volume by a pod, and makes it available again; if that fails, its phase
+    /// becomes Failed. Does nothing if the live volume is not to be recycled any more, or pods of a
+    /// claim that is gone still use it.
     /// Upstream: `recycleVolumeOperation`.
     async fn recycle_now(&self, volume: &PersistentVolume) -> Result<(), Error> {
         // The cache may be behind.
@@ -262,7 +264,8 @@ impl Binder {
         self.unbind(&live).await
     }
 
-    /// Empties a volume: runs its recycler's pod to the end, and deletes the pod. Upstream:
+    /// Empties a volume: runs its recycler's pod to the end, and deletes the pod. Fails if an old
+    /// pod of the name exists, and deletes that one. Upstream:
     /// `RecycleVolumeByWatchingPodUntilCompletion`.
     async fn scrub(
         &self,

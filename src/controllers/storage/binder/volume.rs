@@ -213,7 +213,7 @@ impl Binder {
     }
 
     /// Returns whether the volume may be recycled or deleted: its claim is deleted, or has another
-    /// volume.
+    /// volume. One that names no claim, or no uid of it, is not bound and may not.
     /// Upstream: `isVolumeReleased`.
     pub fn may_reclaim(&self, volume: &PersistentVolume) -> bool {
         let Some(reference) = &volume.spec.claim_ref else { return false };

@@ -66,39 +66,39 @@ pub async fn replace<T: BindingObject>(
     edit: Edit,
 ) -> Result<Arc<T>, Error> {
     let (key, verbs) = (object.meta().key(), client.resource(&T::RESOURCE));
-    let Edit { annotations, finalizers, spec, forgets_claim_uid } = edit;
+    let Edit { annotations, finalizers, spec: fields, forgets_claim_uid } = edit;
     let written: T = match object.spec_text().filter(|_| finalizers.is_none() && !forgets_claim_uid)
     {
         Some(text) => {
-            let mut whole = RawObject::parse(text)?;
-            for (field, value) in spec {
-                whole.set(field, value)?;
+            let mut spec = RawObject::parse(text)?;
+            for (field, value) in fields {
+                spec.set(field, value)?;
             }
             let mut meta = object.meta().clone();
             meta.annotations = annotations.unwrap_or(meta.annotations);
             let api_version = T::RESOURCE.api_version();
             let kind = &*T::RESOURCE.kind;
-            let body = WithSpec { api_version, kind, metadata: &meta, spec: &whole };
+            let body = WithSpec { api_version, kind, metadata: &meta, spec: &spec };
             verbs.update(&key, &body).await?
         }
         None => {
-            let mut whole = live(client, object).await?;
-            whole.edit("metadata", |metadata| {
+            let mut body = live(client, object).await?;
+            body.edit("metadata", |metadata| {
                 if let Some(annotations) = &annotations {
                     metadata.set("annotations", json!(annotations))?;
                 }
                 finalizers.map_or(Ok(()), |names| metadata.set("finalizers", names))
             })?;
-            whole.edit("spec", |whole| {
-                for (field, value) in spec {
-                    whole.set(field, value)?;
+            body.edit("spec", |spec| {
+                for (field, value) in fields {
+                    spec.set(field, value)?;
                 }
                 match forgets_claim_uid {
-                    true => whole.edit("claimRef", |claim| claim.set("uid", Value::Null)),
+                    true => spec.edit("claimRef", |claim| claim.set("uid", Value::Null)),
                     false => Ok(()),
                 }
             })?;
-            verbs.update(&key, &whole).await?
+            verbs.update(&key, &body).await?
         }
     };
     Ok(latest.assume(written))
@@ -166,13 +166,13 @@ impl Binder {
                 self.client.update_status(&**claim, &status).await?
             }
             None => {
-                let mut whole = live(&self.client, &**claim).await?;
-                whole.edit("status", |status| {
+                let mut body = live(&self.client, &**claim).await?;
+                body.edit("status", |status| {
                     *status = with_fields(std::mem::take(status), fields)?;
                     Ok(())
                 })?;
                 let verbs = self.client.resource(&PersistentVolumeClaim::RESOURCE);
-                verbs.subresource("status").update(&claim.meta.key(), &whole).await?
+                verbs.subresource("status").update(&claim.meta.key(), &body).await?
             }
         };
         Ok(self.claims.assume(written))

@@ -86,7 +86,7 @@ pub fn of_inline(
     let mut access_mode = "ReadWriteOnce";
     let mut is_read_only = read_only(fields);
     let mut secret = None;
-    // The end of the volume's name; the driver's name comes before it.
+    // `unique`: the volume's name, where that is not `driver-handle`.
     let (handle, unique) = match kind {
         InTreeKind::AwsElasticBlockStore => {
             attribute("partition", &fields["partition"].as_i64().unwrap_or(0).to_string());
@@ -97,6 +97,7 @@ pub fn of_inline(
             attribute("kind", "Managed");
             for (from, to) in [("cachingMode", "cachingmode"), ("fsType", "fstype")] {
                 match fields[from].as_str() {
+                    // As upstream, which keeps an empty fsType.
                     Some("") if from == "cachingMode" => {}
                     Some(value) => drop(attribute(to, value)),
                     None => {}
@@ -124,6 +125,7 @@ pub fn of_inline(
             (handle, Some(format!("{driver}-{disk}")))
         }
         InTreeKind::Portworx => {
+            // As upstream: the access mode says it, in place of `readOnly`.
             if std::mem::take(&mut is_read_only) {
                 access_mode = "ReadOnlyMany";
             }
@@ -175,7 +177,8 @@ fn aws_volume(id: &str) -> Option<&str> {
     (volume.starts_with("vol-") && !volume.contains('/')).then_some(volume)
 }
 
-/// Returns the URI of a managed disk; `None` for other kinds of disks, which are not migrated.
+/// Returns the URI of a managed disk, or of one without a kind; `None` for other kinds of disks,
+/// which are not migrated.
 fn managed_azure_disk(fields: &Value) -> Option<&str> {
     let is_managed = fields["kind"].as_str().is_none_or(|k| k.eq_ignore_ascii_case("managed"));
     is_managed.then(|| text(fields, "diskURI"))
@@ -198,7 +201,7 @@ fn azure_file(group: &str, fields: &Value, volume: &str, namespace: &str) -> Str
 }
 
 /// Builds the handle of a GCE disk, with the zone or the region in the volume's labels; `None` if
-/// the zones are of several regions.
+/// there are several zones, and they are not all of one region or not of the form `a-b-c`.
 /// Upstream: `TranslateInTreePVToCSI` of GCE.
 fn gce_disk(disk: &str, volume: &PersistentVolume) -> Option<String> {
     let label = |name| volume.meta.labels.get(name).filter(|zones| !zones.is_empty());

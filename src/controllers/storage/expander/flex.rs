@@ -216,15 +216,16 @@ impl Expander {
         if !volume["metadata"]["annotations"][PRE_RESIZE_CAPACITY].is_null() {
             return Ok(());
         }
-        let had = &live["status"]["capacity"]["storage"];
-        let annotations = json!({ PRE_RESIZE_CAPACITY: had });
+        let capacity = &live["status"]["capacity"]["storage"];
+        let annotations = json!({ PRE_RESIZE_CAPACITY: capacity });
         let marked =
             self.patch_volume(volume, json!({ "metadata": { "annotations": annotations } }));
         marked.await.map_err(|error| {
             let name = volume["metadata"]["name"].as_str().unwrap_or_default();
-            let had = had.as_str().unwrap_or_default();
+            let capacity = capacity.as_str().unwrap_or_default();
             let what = format!(
-                "updating pv {name} annotation ({PRE_RESIZE_CAPACITY}) with pre-resize capacity {had}"
+                "updating pv {name} annotation ({PRE_RESIZE_CAPACITY}) with pre-resize capacity \
+                 {capacity}"
             );
             step_error(&what, error)
         })

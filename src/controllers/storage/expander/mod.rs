@@ -98,8 +98,8 @@ fn is_bound_to(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool
 }
 
 impl Expander {
-    /// Starts the expansion of a claim that asks for more storage: by its driver, which an event
-    /// names, or by the status for the kubelet.
+    /// Starts the expansion of a claim that asks for more storage: an event says that a resizer
+    /// does it, or the status asks the kubelet. Fails if the volume is not bound to this claim.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let name = ObjectKey::cluster(&claim.spec.volume_name);

@@ -86,7 +86,7 @@ impl VolumeUses {
         }
         let mut conflicts = Vec::new();
         for (other, old) in volume.pods.iter().filter(|(other, _)| *other != pod) {
-            let mut both = |property, value: &Istr, other_value: &Istr| {
+            let mut add_conflict = |property, value: &Istr, other_value: &Istr| {
                 conflicts.push(Conflict {
                     property,
                     pod: pod.clone(),
@@ -103,10 +103,10 @@ impl VolumeUses {
                 });
             };
             if old.policy != new.policy {
-                both("SELinuxChangePolicy", &new.policy, &old.policy);
+                add_conflict("SELinuxChangePolicy", &new.policy, &old.policy);
             }
             if labels_conflict(&old.label, &new.label) {
-                both("SELinuxLabel", &new.label, &old.label);
+                add_conflict("SELinuxLabel", &new.label, &old.label);
             }
         }
         volume.pods.insert(pod.clone(), new);

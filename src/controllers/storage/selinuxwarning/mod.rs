@@ -86,7 +86,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             queue_users(&users, &ObjectKey::new(&claim.namespace, &claim.name), queue);
         }
     });
-    let uses = this.clone();
+    let handler = this.clone();
     c.watch(&drivers, &queue, move |change, queue| {
         let mounts = |driver: &CSIDriver| driver.spec.se_linux_mount == Some(true);
         let matters = match &change {
@@ -96,7 +96,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
             Change::Resync { .. } => false,
         };
         if matters {
-            let pods = uses.uses.lock().pods_of_driver(&change.object().meta.name);
+            let pods = handler.uses.lock().pods_of_driver(&change.object().meta.name);
             pods.into_iter().for_each(|pod| queue.add(pod));
         }
     });
@@ -122,7 +122,8 @@ struct SelinuxWarning {
 }
 
 impl SelinuxWarning {
-    /// Records how the pod uses its volumes, and reports conflicts with other pods.
+    /// Records how the pod uses its volumes, and reports conflicts with other pods. Fails, to be
+    /// retried, if a claim is not bound yet or the pod mounts a volume with several labels.
     fn sync(&self, key: &ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(key).filter(|pod| !pod.has_ended) else {
             self.uses.lock().remove(key);
@@ -203,7 +204,8 @@ impl SelinuxWarning {
     /// Records an event for each conflict.
     fn report(&self, conflicts: &[Conflict]) {
         for conflict in conflicts {
-            // A conflict with a deleted pod does not exist any more.
+            // A conflict with a deleted pod does not exist any more; as upstream, the rest is not
+            // reported either.
             let Some(pod) = self.pods.get(&conflict.pod) else { return };
             self.recorder.normal(&*pod, &conflict.reason(), conflict.message());
         }
