@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// `workqueue.ParallelizeUntil`.
 ///
 /// # Panics
-/// When a call panicked, after the others have ended.
+/// When a call panicked, after the other workers have ended.
 pub async fn for_each<I, T, F, Fut>(items: Vec<I>, limit: usize, work: F) -> Vec<T>
 where
     I: Send + 'static,

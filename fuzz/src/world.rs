@@ -134,6 +134,7 @@ impl World {
         let sandbox = block_on(Sandbox::start(options)).expect("a sandbox");
         // Its files are not used.
         std::fs::remove_dir_all(&folder).expect("its folder");
+        // Replaced below, once the first objects exist.
         let first = sandbox.api().store.backup();
         let mut world = World { sandbox, clock, first };
         for (path, object) in first_objects() {
@@ -167,7 +168,8 @@ impl World {
         })
     }
 
-    /// Sends an administrator's request, and returns the answer. `path`: with the query.
+    /// Sends an administrator's request, and returns the answer; `None` as with [`World::finish`].
+    /// `path`: with the query.
     pub fn send(
         &self,
         method: Method,
@@ -186,7 +188,7 @@ impl World {
         self.finish(self.sandbox.api().clone().handle(request))
     }
 
-    /// Returns the JSON of an object.
+    /// Returns the JSON of an object; `None` if the answer is not 200, or is a stream.
     pub fn get(&self, path: &str) -> Option<Value> {
         let answer = self.send(Method::GET, path, "", "")?;
         let Body::Full(bytes) = &answer.body else { return None };

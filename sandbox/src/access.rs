@@ -13,7 +13,8 @@ pub struct User {
     pub name: String,
     pub uid: String,
     pub groups: Vec<String>,
-    /// The identity of the credential: `JTI=…`, `X509SHA256=…`.
+    /// The identity of the credential (`JTI=…`, `X509SHA256=…`) and the pod and node that a token
+    /// is bound to, or what an impersonation names.
     pub extra: BTreeMap<String, Vec<String>>,
 }
 

@@ -442,6 +442,7 @@ fn manager(args: &[String]) -> ExitCode {
         Ok(Command::Run(options)) => {
             task::run(app::THREADS, app::run(options, app::connect::connect))
         }
+        // Only the sandbox starts a manager this way, and it asks for neither.
         Ok(Command::Help | Command::Version(_)) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error}");

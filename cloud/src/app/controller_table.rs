@@ -42,9 +42,9 @@ pub fn controllers() -> Vec<Descriptor> {
     rows
 }
 
-/// Constructs `node-ipam-controller` with the constructor of the other manager's row. Refuses the
-/// allocators that asked a cloud: they are gone from 1.36, and a manager with their names does not
-/// start.
+/// Constructs `node-ipam-controller` with the constructor of the other manager's row. Refuses
+/// unknown allocators, and those that asked a cloud: they are gone from 1.36, and a manager with
+/// their names does not start. Without `--allocate-node-cidrs` any name is accepted.
 fn node_ipam(c: &mut Controller) -> Result<(), String> {
     let options = c.options();
     let fault = match options.cidr_allocator_type.as_str() {

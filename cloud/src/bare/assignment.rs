@@ -217,6 +217,7 @@ impl Assignment {
         if self.parts.set(parts).is_err() {
             return Err("the provider is initialized twice".to_owned());
         }
+        // Background work starts when the caches are complete.
         c.background(move |stop| async move {
             synced.open();
             stop.stopped().await;
@@ -263,6 +264,10 @@ impl Assignment {
     /// Decides for a Service by the cache. If something is to be written, or the Service is refused
     /// although it has reserved addresses, decides again by the live Service and writes that,
     /// repeated after conflicts.
+    ///
+    /// # Errors
+    /// `Busy` while the cache is older than `cached`, and after too many conflicts; `Gone` if the
+    /// Service may have no addresses. See [`Failure`].
     async fn attempt(&self, parts: &Parts, cached: &Service) -> Result<Plan, Failure> {
         let (key, uid) = (cached.meta.key(), &cached.meta.uid);
         // With leader migration the caller has another cache.
@@ -466,6 +471,7 @@ fn changes_claims(change: &Change<'_, Service>) -> bool {
     match change {
         Change::Updated { old, new } => claim(old) != claim(new),
         Change::Added { .. } | Change::Deleted(_) => !claim(change.object()).addresses.is_empty(),
+        // A resync checks all claims again.
         Change::Resync { .. } => true,
     }
 }

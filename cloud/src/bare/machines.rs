@@ -56,7 +56,10 @@ fn provider_id(node: &Node, kind: ProviderId) -> Result<String, Error> {
 
 /// Returns the addresses of `--node-ip`, of the configuration and of the Node's status. Those of
 /// the status may be former ones: internal ones count only if there are no others, external ones
-/// only without `--node-ip`.
+/// only without `--node-ip`. Without a `Hostname` the Node's name is added as one.
+///
+/// # Errors
+/// When there is no IP address.
 fn addresses(node: &Node, config: &Nodes) -> Result<Vec<NodeAddress>, Error> {
     let name: &str = &node.meta.name;
     let node_address = |kind: &str, address: &str| NodeAddress {

@@ -125,7 +125,8 @@ impl LoadBalancer for Balancer {
     }
 
     /// Assigns addresses and returns a status with them, or the present status where the announcer
-    /// writes it.
+    /// writes it. For `Nodes` returns [`Error::ImplementedElsewhere`]: their controller writes the
+    /// status.
     fn ensure<'a>(
         &'a self,
         service: &'a Service,

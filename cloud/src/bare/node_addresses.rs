@@ -74,7 +74,9 @@ impl NodeAddresses {
         Ok(c)
     }
 
-    /// Writes the addresses of the Service's nodes into its status, if they have changed.
+    /// Writes the addresses of the Service's nodes into its status, if they have changed, and
+    /// reports that by an event. An event warns if no node is available. Services without a load
+    /// balancer are skipped.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(service) = self.services.get(&key) else { return Ok(Next::Done) };
         if !is_balanced(&service) {
@@ -174,7 +176,8 @@ fn is_ready(node: &Node) -> bool {
     node.condition("Ready") == Some("True") && !node.meta.is_being_deleted()
 }
 
-/// Returns the nodes that the Service may use by their labels, ready or not.
+/// Returns the nodes that the Service may use by their labels, ready or not. As in k3s, the
+/// Service's pool counts only if some node has the label [`ENABLE`].
 fn eligible<'a>(service: &Service, nodes: &'a [Arc<Node>]) -> Vec<&'a Node> {
     let is_labelled = nodes.iter().any(|node| node.meta.labels.contains_key(ENABLE));
     let pool = service.meta.labels.get(POOL).filter(|pool| !pool.is_empty());

@@ -130,9 +130,9 @@ fn obstacle<'a>(own: &Claim, others: &'a [Claim], address: IpAddr) -> Option<(&'
 }
 
 /// Decides which addresses a Service gets: those that a person asks for, else for each family the
-/// one that it had, else one of its pool. `own`: the claim of the Service; `others`: those of all
-/// other ones. `reserved`: the addresses that were chosen for it before and that it may not show
-/// yet.
+/// one that it had, else one of its pool. With `PreferDualStack` one family is enough: `lacks` then
+/// says why the other one is missing. `own`: the claim of the Service; `others`: those of all other
+/// ones. `reserved`: the addresses that were chosen for it before and that it may not show yet.
 ///
 /// # Errors
 /// See [`Refusal`].

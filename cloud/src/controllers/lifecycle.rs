@@ -98,8 +98,10 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Deletes a Node whose machine is gone, and sets or removes the shutdown taint of the others.
-    /// Failures are logged: the next period asks again.
+    /// Deletes a Node whose machine is gone, and sets the shutdown taint of one whose machine is
+    /// shut down. A ready Node loses that taint without a question to the cloud; if the machine of
+    /// an unready Node runs, its taint stays as it is. Failures are logged: the next period asks
+    /// again.
     async fn check(&self, node: &Node) {
         // The constructor has checked it.
         let Some(instances) = self.cloud.instances() else { return };

@@ -52,7 +52,8 @@ pub async fn patch(
     Ok(Some(node))
 }
 
-/// Returns the body that sets the taints of a Node: they are one field to the API.
+/// Returns the body that sets the taints of a Node: they are one field to the API. Without taints
+/// it is null, which removes the field.
 pub fn with_taints(taints: &[Taint]) -> Value {
     let taints: Vec<Value> = taints.iter().map(taint_json).collect();
     json!({ "spec": { "taints": Some(taints).filter(|taints| !taints.is_empty()) } })

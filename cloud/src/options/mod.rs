@@ -102,6 +102,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     let mut options = CloudOptions::default();
     set_flags(&mut options, &arguments)?;
     let shared = &mut options.shared;
+    // The release decides which feature gates there are and their defaults.
     shared.feature_gates.release = emulated(shared).unwrap_or_default();
     if !arguments.positional.is_empty() {
         let shown: Vec<_> = arguments.positional.iter().map(|arg| format!("{arg:?}")).collect();

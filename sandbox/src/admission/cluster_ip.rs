@@ -11,8 +11,8 @@ use crate::object::text;
 use crate::status::ApiResult;
 use crate::storage::store::{Store, Stored};
 
-/// Checks the cluster IP that a new service requests. Errors: 422 when the address is outside
-/// the range or already allocated.
+/// Checks the cluster IP that a new service requests; only IPv4 addresses are checked. Errors: 422
+/// when the address is outside the range or already allocated.
 pub fn check(store: &Store, kind: &Kind, service: &Value) -> ApiResult<()> {
     if !is_core(kind, "services") {
         return Ok(());

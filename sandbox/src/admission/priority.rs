@@ -12,8 +12,9 @@ use crate::storage::store::{Store, Stored};
 
 const PRIORITY_CLASSES: &str = "priorityclasses.scheduling.k8s.io";
 
-/// Sets the priority of a new pod from its class. Errors: 403 when the class does not exist or
-/// the pod names another priority.
+/// Sets the priority of a new pod from its class. A pod that names no class gets the default one;
+/// without a default one it stays as it is. Errors: 403 when the class does not exist or the pod
+/// names another priority.
 pub fn prioritize(store: &Store, kind: &Kind, pod: &mut Value) -> ApiResult<()> {
     if !is_pod(kind) {
         return Ok(());

@@ -14,8 +14,8 @@ const NAMES: [&str; 2] = [
 ];
 const OVERRIDE: &str = "/metadata/annotations/volume.beta.kubernetes.io~1storage-class";
 
-/// Sets the default storage class in a new claim that names none: of several default classes the
-/// newest, then the first by name.
+/// Sets the default storage class in a new claim that names none, neither in its spec nor in the
+/// older annotation: of several default classes the newest, then the first by name.
 pub fn classify(store: &Store, kind: &Kind, claim: &mut Value) {
     let has_class = claim.pointer("/spec/storageClassName").is_some_and(|name| !name.is_null());
     if !is_core(kind, "persistentvolumeclaims") || has_class || claim.pointer(OVERRIDE).is_some() {

@@ -70,30 +70,31 @@ impl Api {
         check_namespace(call, &mut new)?;
         check_name(call, &new)?;
         let uid = text(&new, "/metadata/uid");
-        let real = text(old, "/metadata/uid");
-        if !uid.is_empty() && uid != real {
+        let stored_uid = text(old, "/metadata/uid");
+        if !uid.is_empty() && uid != stored_uid {
             let why = format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {real}"
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {stored_uid}"
             );
             return Err(failures::conflict(resource, &call.name, &why));
         }
         let due = text(&new, "/metadata/deletionTimestamp");
         if !due.is_empty() && !is_deleting(old) {
-            let set = failures::invalid_value(
+            let cause = failures::invalid_value(
                 "metadata.deletionTimestamp",
                 &due.into(),
                 "field is immutable",
             );
-            return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[set]));
+            return Err(failures::invalid(&resource.group, &resource.kind, &call.name, &[cause]));
         }
         let version = text(&new, "/metadata/resourceVersion");
         if version.is_empty() && part != Part::Raw && !allows_unconditional_update(kind) {
-            let unset = failures::invalid_value(
+            let cause = failures::invalid_value(
                 "metadata.resourceVersion",
                 &0.into(),
                 "must be specified for an update",
             );
-            return Err(failures::invalid(&resource.group, &resource.plural, &call.name, &[unset]));
+            // Upstream names the resource here, not the kind.
+            return Err(failures::invalid(&resource.group, &resource.plural, &call.name, &[cause]));
         }
         if !version.is_empty() && version != text(old, "/metadata/resourceVersion") {
             return Err(failures::modified(resource, &call.name));

@@ -93,6 +93,8 @@ fn is_delegating(service: &Value) -> bool {
 
 /// Returns the path after the subresource, still encoded; `None` if there is not even a slash.
 fn rest<'a>(at: &ResourcePath, path: &'a str) -> Option<&'a str> {
+    // The parts before it, with the empty first one:
+    // `/api/v1/[namespaces/NAMESPACE/]KIND/NAME/SUB`. Only kinds of the core group are connected.
     let before = if at.namespace.is_empty() { 6 } else { 8 };
     path.splitn(before + 1, '/').nth(before)
 }

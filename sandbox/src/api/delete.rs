@@ -55,6 +55,7 @@ pub fn step(kind: &Kind, object: &Value, options: &DeleteOptions, now: Timestamp
     let mut marked = object.clone();
     let metadata = &object["metadata"];
     let graceful = graceful_period(kind, object, options);
+    // The period that this delete sets.
     let mut grace = None;
     if is_deleting(object) {
         let left = metadata["deletionGracePeriodSeconds"].as_i64().unwrap_or(0);
@@ -179,6 +180,7 @@ impl Api {
     }
 
     /// Deletes an object, as a delete request does. Returns its last state and whether it is gone.
+    /// Errors: 404; 409 for a precondition; 403 for a namespace that stays, or by a policy.
     pub fn delete_object(&self, call: &Call, options: &DeleteOptions) -> ApiResult<(Value, bool)> {
         let kind = &call.kind;
         let (table, key) = (call.table(), call.key(&call.name));

@@ -82,7 +82,8 @@ impl Fault {
     }
 }
 
-/// Sends the first `limit` bytes of the body, then cuts the connection.
+/// Sends the first `limit` bytes of the body, then cuts the connection; a body that is not longer
+/// ends as usual.
 fn cut_after(response: Response, limit: usize) -> Response {
     let cut = || Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
     let body: BodyStream = match response.body {

@@ -9,7 +9,7 @@ use crate::request::call::Call;
 
 impl Api {
     /// Returns the user of a token in a Secret; `None` when it is not valid. Labels the Secret with
-    /// the current date.
+    /// the current date if its label is older.
     pub fn legacy_token(&self, token: &str) -> Option<User> {
         let found = LegacyToken::find(&self.auth, &self.store, token, self.clock.now())?;
         if found.is_label_old {

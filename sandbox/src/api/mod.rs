@@ -384,8 +384,8 @@ impl Api {
         {
             return Err(failures::method_not_allowed());
         }
-        let version = &call.kind.resource;
-        log::trace!("{verb} {version} {}", call.key(&call.name));
+        let resource = &call.kind.resource;
+        log::trace!("{verb} {resource} {}", call.key(&call.name));
         match verb {
             "get" => self.get(call).await,
             "list" => self.list(call).await,

@@ -22,7 +22,8 @@ type Answer = fn(&Api, &User, &str, &Value) -> ApiResult<Value>;
 
 impl Api {
     /// Answers a review, such as a TokenReview or SubjectAccessReview, which is never stored.
-    /// Returns `None` if the request does not create a review.
+    /// Returns `None` if the request does not create a review, or names a namespace for a kind that
+    /// has none or lacks the one that it needs.
     pub fn review(
         &self,
         verb: &str,

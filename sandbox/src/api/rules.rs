@@ -152,8 +152,9 @@ pub fn initialize_namespace(namespace: &mut Value) {
     namespace["metadata"]["labels"]["kubernetes.io/metadata.name"] = name.into();
 }
 
-/// Returns whether an update removes the object: it is being deleted and has no finalizers left.
-/// Upstream: `ShouldDeleteDuringUpdate`.
+/// Returns whether an update removes the object: it is being deleted, its grace period is 0, and it
+/// has no finalizers left, also not those in the spec of a namespace. Upstream:
+/// `ShouldDeleteDuringUpdate`.
 pub fn is_removed_by_update(kind: &Kind, object: &Value) -> bool {
     let held_by_spec = is_namespace(kind) && !list(object, "/spec/finalizers").is_empty();
     is_deleting(object)

@@ -102,7 +102,8 @@ impl Selection {
     }
 }
 
-/// Returns the only name that a field selector can match.
+/// Returns the only name that a field selector can match; `None` if it can match several, or a text
+/// that cannot be one part of a path.
 pub fn exact_name(fields: &str) -> Option<String> {
     let terms = split_terms(fields);
     let term = terms.iter().filter_map(|term| parse_term(term));

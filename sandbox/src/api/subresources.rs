@@ -196,7 +196,7 @@ impl Api {
     }
 
     /// Assigns a pod to the node that the Binding names. Errors: 409 for a pod that is bound, being
-    /// deleted, gated, or has another UID.
+    /// deleted, gated, or has another UID; 422 for a target that is no node.
     fn bind(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let binding = payload.object()?;
         let node = text(&binding, "/target/name").to_owned();
@@ -286,7 +286,9 @@ impl Api {
         Ok(json_response(201, &success_status()))
     }
 
-    /// Takes one allowed disruption from the budget that covers the pod. Errors: 429.
+    /// Takes one allowed disruption from the budget that covers the pod. Takes nothing if no budget
+    /// does, or if the pod is unready and its budget permits the eviction of such pods. Errors:
+    /// 429; 500 if several budgets cover the pod.
     fn disrupt(&self, call: &Call, pod: &Stored, dry_run: bool) -> ApiResult<()> {
         let Some(kind) = self.registry.find("policy", "v1", "poddisruptionbudgets") else {
             return Ok(());

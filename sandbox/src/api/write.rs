@@ -465,6 +465,7 @@ impl Api {
 /// Returns an object that is not stored: a dry run's answer.
 fn unversioned(object: Value) -> Stored {
     let mut stored = Stored::new(object.clone(), 0);
+    // `Stored::new` has written a version into its copy, which the answer must not have.
     stored.bytes = serde_json::to_vec(&object).unwrap_or_default().into();
     stored.value = object;
     stored

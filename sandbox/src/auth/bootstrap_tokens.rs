@@ -20,6 +20,7 @@ pub fn bootstrap_token(store: &Store, token: &str, now: Timestamp) -> Option<Use
     };
     let has = |key: &str, value: &str| data(key).is_some_and(|found| found == value);
     let ends = |text: String| text.parse::<Timestamp>().ok();
+    // An unreadable time counts as passed.
     let expired = data("expiration").is_some_and(|text| ends(text).is_none_or(|end| end <= now));
     let is_valid = text(found, "/type") == "bootstrap.kubernetes.io/token"
         && !is_deleting(found)

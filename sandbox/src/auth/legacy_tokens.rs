@@ -28,7 +28,7 @@ pub struct LegacyToken {
     pub secret_name: String,
     /// `None` when the Secret is marked as invalid.
     pub user: Option<User>,
-    /// Whether the Secret's label [`LAST_USED`] is older than today.
+    /// Whether the Secret's label [`LAST_USED`] has neither the date of today nor that of tomorrow.
     pub is_label_old: bool,
 }
 
@@ -59,6 +59,7 @@ impl LegacyToken {
         let is_valid = label("legacy-token-invalid-since").is_empty();
         Some(LegacyToken {
             user: is_valid.then(|| User::service_account(&namespace, &account_name, &account_uid)),
+            // As upstream: tomorrow's date stays too.
             is_label_old: last != date(now) && last != date(now + DAY),
             namespace,
             secret_name,

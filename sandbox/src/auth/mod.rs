@@ -64,7 +64,8 @@ impl Auth {
         token
     }
 
-    /// Issues a new signed token for a service account. `bound`: the objects that it names.
+    /// Issues a new signed token for a service account; without a signer its text is random.
+    /// `bound`: the objects that it names.
     pub fn issue_for_account(
         &self,
         (namespace, name, uid): (&str, &str, &str),
@@ -84,6 +85,7 @@ impl Auth {
         });
         for Bound { kind, name, uid } in bound {
             claims["kubernetes.io"][kind] = json!({ "name": name, "uid": uid });
+            // Upstream names pods and nodes in the user's extra values, but no Secrets.
             if *kind != "secret" {
                 for (key, value) in [("name", name), ("uid", uid)] {
                     let key = format!("authentication.kubernetes.io/{kind}-{key}");

@@ -276,13 +276,14 @@ impl Walk<'_> {
             if let (Some(name), Some(second)) = (&c.var2, second) {
                 self.locals.push((name.clone(), Ok(second)));
             }
-            let goes_on = self.value(&c.condition);
-            if !matches!(goes_on, Ok(Value::Bool(true))) {
+            let condition = self.value(&c.condition);
+            if !matches!(condition, Ok(Value::Bool(true))) {
                 self.locals.truncate(depth);
                 break;
             }
             accumulator = self.value(&c.step);
             self.locals.truncate(depth);
+            // The result fails then, as each further step does.
             if self.steps.get() > MAX_STEPS {
                 break;
             }

@@ -46,6 +46,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         ("lastIndexOf", [Value::String(part), Value::Int(from)]) => {
             match char_range(text, *from, *from) {
                 Some((start, _)) => {
+                    // A match may begin at `from`: it ends a length of `part` later.
                     let end = (start + part.len()).min(text.len());
                     Ok(last_index_of(text, part, text.ceil_char_boundary(end)))
                 }
@@ -54,6 +55,7 @@ pub fn call(name: &str, args: &[Value]) -> Option<Result<Value>> {
         }
         ("lowerAscii", []) => Ok(text.to_ascii_lowercase().into()),
         ("upperAscii", []) => Ok(text.to_ascii_uppercase().into()),
+        // An empty `from` is replaced before each character and at the end: at most this often.
         ("replace", [_, Value::String(to), ..]) if is_long(text.len() + 1, to.len()) => {
             Err(COST_LIMIT.to_owned())
         }
@@ -94,7 +96,8 @@ fn find_all(text: &str, pattern: &str, limit: i64) -> Result<Value> {
     Ok(Value::list(found.collect()))
 }
 
-/// Converts two indexes of characters to byte offsets; `None` if the text has fewer characters.
+/// Converts two indexes of characters to byte offsets; `None` for a negative one, or if the text
+/// has fewer characters.
 fn char_range(text: &str, from: i64, to: i64) -> Option<(usize, usize)> {
     let at = |index: i64| {
         let index = usize::try_from(index).ok()?;

@@ -92,7 +92,7 @@ fn takes_latest(image: &str) -> bool {
     name.split_once(':').is_none_or(|(_, tag)| tag == "latest")
 }
 
-/// Makes the quantities canonical; a limit without a request sets the request (of containers only).
+/// Writes the limits and requests in canonical form.
 pub fn default_resources(resources: &mut Value) {
     canonicalize(resources.get_mut("limits"));
     canonicalize(resources.get_mut("requests"));
@@ -226,7 +226,8 @@ pub(super) fn qos_class(pod: &Value) -> &'static str {
     }
 }
 
-/// Returns the grace period of a pod, one second at least for a running one.
+/// Returns the grace period of a delete that names none: that of the pod's spec, 30 by default; 0
+/// for a pod that no kubelet runs.
 pub fn grace(pod: &Value) -> Option<i64> {
     // No kubelet would end a pod without a node, or one that has ended.
     if text(pod, "/spec/nodeName").is_empty()

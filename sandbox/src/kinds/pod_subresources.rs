@@ -20,6 +20,7 @@ const MIRROR: &str = "kubernetes.io~1config.mirror";
 pub fn with_change(subresource: &str, new: &Value, old: &Value) -> Value {
     let mut whole = old.clone();
     set(&mut whole, "metadata", new.get("metadata").cloned().unwrap_or_default());
+    // These stay: only members such as the resource version come from the new one.
     for key in ["labels", "annotations", "finalizers", "ownerReferences"] {
         restore(&mut whole["metadata"], old.get("metadata").unwrap_or(&Value::Null), key);
     }

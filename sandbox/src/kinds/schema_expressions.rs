@@ -56,7 +56,8 @@ pub fn syntax(schema: &Value, at: &str) -> Vec<Cause> {
     faults
 }
 
-/// Evaluates the CEL rules of the schema on a value at path `at`, then on all values below it.
+/// Evaluates the CEL rules of the schema on a value at path `at`, then on all values below it. No
+/// rule applies to null.
 fn check_at(
     schema: &Value,
     value: &Value,

@@ -36,7 +36,8 @@ fn type_name(value: &Value) -> &'static str {
     }
 }
 
-/// Tests whether a value has the type that its schema wants. An integer is a number too.
+/// Tests whether a value has the type that its schema wants. An integer is a number too. Null fits
+/// a nullable schema, and one that names no type.
 fn is_of_type(schema: &Value, value: &Value) -> bool {
     let (wanted, given) = (text(schema, "/type"), type_name(value));
     let either = truth(schema, "/x-kubernetes-int-or-string");

@@ -71,7 +71,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Adds the counts of a further group. The peak is the higher one.
+    /// Adds the counts of a further group. The peak is the higher one; what is in memory is that of
+    /// the further group.
     pub fn add(&mut self, other: Counts) {
         self.hits = self.hits.zip(other.hits).map(|(one, two)| one + two);
         self.refaults += other.refaults;

@@ -176,7 +176,8 @@ impl Density {
     }
 }
 
-/// Returns whether a machine with this `/proc/meminfo` has memory for another manager.
+/// Returns whether a machine with this `/proc/meminfo` has memory for another manager; true if the
+/// file does not say.
 fn has_memory(meminfo: &str) -> bool {
     let kilobytes = |name: &str| -> Option<f64> {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;

@@ -65,7 +65,7 @@ impl Run {
         Ok(())
     }
 
-    /// Returns the `n`th Deployment.
+    /// Returns the key of the `n`th Deployment.
     pub(super) fn deployment_key(&self, n: usize) -> ObjectKey {
         let namespace = match self.size.namespaces {
             0 => NAMESPACE.to_owned(),

@@ -75,7 +75,8 @@ impl LatencyRow {
     }
 }
 
-/// Returns the smallest of the ascending values that is not below the share `of` of them.
+/// Returns the smallest of the ascending values that is not below the share `of` of them; NaN
+/// without values.
 fn quantile(ascending: &[f64], of: f64) -> f64 {
     let rank = (ascending.len() as f64 * of).ceil() as usize;
     ascending.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
@@ -274,6 +275,7 @@ impl User {
         self.pause().await
     }
 
+    /// Creates an object; one that exists already stays as it is.
     async fn create(&self, resource: &ResourceType, namespace: &str, body: &Value) -> Result<()> {
         let verbs = self.client.resource(resource);
         match verbs.create::<PartialObjectMetadata>(namespace, body).await {

@@ -95,7 +95,7 @@ impl ManagerProcess {
         }
     }
 
-    /// Waits until the manager is idle, at most for `idle.at_most`.
+    /// Waits until the manager is idle; after `idle.at_most` a busy one is accepted too.
     pub async fn wait_until_settled(
         &mut self,
         idle: &IdleCriteria,
@@ -120,6 +120,9 @@ impl ManagerProcess {
     }
 
     /// Stops the manager; prints an unexpected exit status.
+    ///
+    /// # Errors
+    /// [`OutOfMemory`] if the kernel has killed a process of it; when it cannot be stopped.
     pub async fn end(self, clock: &SharedClock) -> Result<()> {
         self.check_memory()?;
         let log = self.manager.log.clone();

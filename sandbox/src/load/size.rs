@@ -107,6 +107,7 @@ impl FromStr for Size {
         ];
         set_members(&others.join(","), parts)?;
         if !size.is_spread() && size.services + size.jobs > 0 {
+            // Only a spread load has Services and small Jobs.
             size.namespaces = 1;
         }
         Ok(size)

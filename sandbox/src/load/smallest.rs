@@ -305,6 +305,7 @@ impl Run {
         let anonymous_bytes = manager.process.private_bytes()?;
         self.end(manager).await?;
         if stage == Stage::Pods {
+            // This stage has deleted it.
             self.create_namespace(NAMESPACE).await?;
         }
         Ok(Measured { seconds, counts, anonymous_bytes })

@@ -77,8 +77,8 @@ impl Container {
         Some(since + Duration::from_secs(u64::try_from(delay).ok()?))
     }
 
-    /// Returns whether the readiness probe succeeds, if it is a command that this kubelet
-    /// understands.
+    /// Returns whether the readiness probe succeeds. Only a command that this kubelet understands
+    /// can fail.
     fn passes_probe(&self) -> bool {
         let command = self.readiness_probe.as_ref().and_then(|probe| probe.exec.as_ref());
         let script = command.and_then(|exec| Script::of_command(&exec.command));
@@ -225,7 +225,7 @@ impl Run {
     }
 
     /// Advances the container by one step. Returns the time of its next step, if it has one without
-    /// further events.
+    /// further events. `restarts`: whether the container starts again after this exit code.
     fn advance(
         &mut self,
         script: Script,
@@ -478,7 +478,7 @@ impl Containers {
         started.map(|(_, of)| of).collect::<Vec<_>>().into_iter()
     }
 
-    /// Returns the fields of a pod's status.
+    /// Returns `initContainerStatuses` and `containerStatuses` of a pod's status.
     pub fn statuses(&self, rules: &Rules<'_>) -> (Vec<Value>, Vec<Value>) {
         let json = |runs: &[Run], specs: &[Container]| -> Vec<Value> {
             runs.iter().zip(specs).map(|(run, of)| run.json(of)).collect()

@@ -18,7 +18,7 @@ pub enum Script {
 
 impl Script {
     /// Parses an annotation or a shell command made of `sleep`, `exit`, `true`, `false` and `echo`:
-    /// when it ends, and with which code. `None` when it contains other statements.
+    /// when it ends, and with which code. `None` when it contains other statements, or none at all.
     pub fn parse(text: &str) -> Option<Script> {
         let mut after = Duration::ZERO;
         let mut code = 0;

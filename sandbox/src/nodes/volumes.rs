@@ -84,8 +84,8 @@ impl Volumes {
     }
 
     /// Reserves the smallest free volume that suits the claim. Without one, asks the provisioner
-    /// for a volume on `node`, by an annotation of the claim. Does nothing if the claim has a
-    /// volume or a node.
+    /// for a volume on `node`, by an annotation of the claim; a class that is unknown or has no
+    /// provisioner cannot be asked. Does nothing if the claim has a volume or a node.
     pub async fn reserve_or_request(
         &self,
         client: &Client,

@@ -27,8 +27,9 @@ pub fn is_apply(content_type: &str) -> bool {
 
 /// Applies `patch` to `original`; `content_type` names its kind (parameters after `;` don't count).
 ///
-/// Errors: 415 for other types (and for strategic merge of custom kinds), 400
-/// for a patch that can't be read, 422 for a JSON patch that does not fit the object.
+/// Errors: 415 for other types (and for strategic merge of custom kinds), 400 for a patch that
+/// can't be read, 413 for a JSON patch of too many operations, 422 for one that does not fit the
+/// object.
 pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) -> ApiResult<Value> {
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
     match media_type {

@@ -74,7 +74,7 @@ fn parts(mut bytes: &[u8]) -> impl Iterator<Item = Option<(u64, Wire<'_>)>> {
 }
 
 /// Decodes a message into `object`; fields that the table lacks are skipped. `place`: the index of
-/// the message in the table.
+/// the message in the table. `None`: it is malformed, or nested deeper than `MAX_DEPTH`.
 fn read_message(
     place: usize,
     bytes: &[u8],

@@ -67,7 +67,7 @@ impl Proxy {
     }
 
     /// Asks an APIService for the `APIResourceList` of its group and version; `None` when there is
-    /// no answer.
+    /// no answer in time, or one that is not usable or too long.
     pub async fn resources(&self, store: &Store, service: &Value) -> Option<Value> {
         let delegate = self.delegate_of(store, service)?;
         let (group, version) = (text(service, "/spec/group"), text(service, "/spec/version"));
@@ -127,7 +127,7 @@ impl Delegate {
     }
 }
 
-/// Replaces the headers that name a user. Upstream: `transport.SetAuthProxyHeaders`.
+/// Replaces the headers that name a user, and the host. Upstream: `transport.SetAuthProxyHeaders`.
 ///
 /// # Errors
 /// A part of the user does not fit into a header.

@@ -144,6 +144,7 @@ impl Backend<'_> {
     /// Connects to the first address that accepts, with TLS if wanted. Each attempt and the
     /// handshake have a time limit.
     async fn connect(&self) -> Result<Box<dyn ByteStream>, Error> {
+        // Always replaced: `lookup` returns an address at least.
         let mut socket = Err(Error::Ended);
         for address in lookup(self.address).await? {
             socket = self.dial(address).await;

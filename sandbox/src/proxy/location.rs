@@ -321,7 +321,8 @@ pub fn address_of_service(
     ready.pop().map(|(address, _)| address)
 }
 
-/// Splits `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT` into scheme, name and port.
+/// Splits `NAME`, `NAME:PORT` or `SCHEME:NAME:PORT` into scheme, name and port; `None` for any
+/// other form, an empty name or another scheme than HTTP and HTTPS.
 fn split_id(id: &str) -> Option<(&str, &str, &str)> {
     let parts: Vec<&str> = id.split(':').collect();
     let (scheme, name, port) = match parts.as_slice() {

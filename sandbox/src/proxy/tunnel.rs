@@ -22,7 +22,8 @@ const HALF_OPEN: Duration = Duration::from_secs(30);
 /// other connection, and the opposite direction continues. Upstream ends both with the first.
 ///
 /// # Errors
-/// The first error of either side, which ends both.
+/// The first error of either side, which ends both; `TimedOut` when one direction has ended and the
+/// other has had no bytes for `HALF_OPEN`.
 pub async fn tunnel(
     client: impl ByteStream,
     backend: impl ByteStream,

@@ -193,12 +193,13 @@ impl<'h> Accept<'h> {
         let ((form, converted), encoding) = found?;
         let own = go_type(kind);
         // A list is converted to a list of metadata, one object to one.
-        let but = match (verb, converted) {
+        let mismatch = match (verb, converted) {
             ("list", ONE_METADATA) => format!("is a list (*{own}List)"),
             ("get", ALL_METADATA) => format!("is not a list (*{own})"),
             _ => return Ok((form, encoding)),
         };
-        Err(not_acceptable(format!("you requested {converted}, but the requested object {but}")))
+        let why = format!("you requested {converted}, but the requested object {mismatch}");
+        Err(not_acceptable(why))
     }
 
     /// Negotiates form and encoding of a discovery document. `aggregated`: whether one document for

@@ -58,7 +58,8 @@ impl Call {
     }
 
     /// Decodes the object in a request's body, without the fields that its kind does not have.
-    /// Errors: 415; 400 for an unreadable body and, by `fieldValidation`, for such fields.
+    /// Errors: 415; 400 for an unreadable body and, by `fieldValidation`, for such fields (a
+    /// Protobuf body is not checked for them).
     pub fn object(&self, payload: &Payload) -> ApiResult<Value> {
         let validation = self.validation()?;
         let kind = &self.kind;
@@ -188,7 +189,8 @@ impl Call {
 }
 
 /// Translates a mismatch in a strategic merge patch, whose result upstream converts instead of
-/// decoding it. Upstream: `apimachinery/pkg/runtime.fromUnstructured`.
+/// decoding it; `None`: upstream has no other text for it. Upstream:
+/// `apimachinery/pkg/runtime.fromUnstructured`.
 fn conversion_mismatch(mismatch: &str) -> Option<String> {
     let (given, field) = mismatch.strip_prefix("json: cannot unmarshal ")?.split_once(" into ")?;
     let wanted = field.rsplit_once(" of type ")?.1;

@@ -201,6 +201,7 @@ impl Snapshot {
             if !done && !failed && is_of_cron {
                 continue;
             }
+            // Only Jobs whose pods fail on purpose have such a low limit.
             let may_fail = count(job, "/spec/backoffLimit") <= 1;
             let wanted = count(job, "/spec/completions");
             let succeeded =

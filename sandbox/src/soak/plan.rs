@@ -343,7 +343,8 @@ impl StepSource {
         steps
     }
 
-    /// Draws one fault. All kinds occur before one occurs again: they are a shuffled deck.
+    /// Draws one fault. All kinds occur before one occurs again: they are a shuffled deck. The last
+    /// kind is a dead node, and one time in four a killed standby instead.
     fn fault(&mut self) -> Fault {
         if self.deck.is_empty() {
             self.deck = (0..KINDS).collect();

@@ -54,7 +54,8 @@ impl Administrator {
         }
     }
 
-    /// Sends the requests of one change in `namespace`.
+    /// Sends the requests of one change in `namespace`; sends nothing where the pod to evict or
+    /// delete does not exist.
     async fn make_change(&self, namespace: &str, change: &Change) -> client::Result<()> {
         let key = |name: &str| ObjectKey::new(namespace, name);
         match change {
@@ -179,7 +180,8 @@ impl Administrator {
     }
 
     /// Returns the name of the `nth` pod that is not being deleted; after the last pod the first
-    /// follows. `app`: the label of the pods; empty: all pods but those of Jobs.
+    /// follows. `None`: there is no such pod. `app`: the label of the pods; empty: all pods but
+    /// those of Jobs.
     async fn nth_pod(
         &self,
         namespace: &str,

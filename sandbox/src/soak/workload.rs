@@ -8,7 +8,7 @@ use kube_controller_manager::objects::ResourceType;
 
 /// The number of namespaces.
 pub const NAMESPACES: usize = 3;
-/// The label of dependents.
+/// The label of dependents and of their owners.
 pub const DEPENDENT: &str = "soak/dependent";
 /// The class of the StatefulSets' volumes.
 pub const CLASS: &str = "soak";
@@ -246,7 +246,7 @@ pub fn job(number: u32, shape: &JobShape) -> Value {
     })
 }
 
-/// Returns a ConfigMap that owns others.
+/// Returns the name of the `nth` ConfigMap of these owners.
 pub fn owner_name(owner: u32, nth: u32) -> String {
     format!("owner-{owner}-{nth}")
 }

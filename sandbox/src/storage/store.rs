@@ -297,6 +297,7 @@ impl Store {
         running: bool,
     ) -> Result<Changes, StoreError> {
         let state = self.lock();
+        // After a restore `after` may be newer than the store.
         let none = Changes { changes: Vec::new(), version: state.version.max(after) };
         let Some(entry) = state.tables.get(table) else { return Ok(none) };
         let oldest = if running { entry.lost } else { entry.compacted };

@@ -51,6 +51,7 @@ pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
             Some(schema) => {
                 let name = custom_name(kind);
                 schemas.insert(name.clone(), custom_schema(kind, schema));
+                // Any built-in group has the types of metadata; this one is small.
                 let meta = builtin_group("coordination.k8s.io");
                 schemas.extend(
                     meta.definitions
@@ -62,6 +63,7 @@ pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
             }
             None => {
                 let types = types_of(kind);
+                // All kinds of a group share its definitions.
                 if schemas.is_empty() {
                     schemas.extend(types.definitions.iter().map(|(n, s)| (n.clone(), s.clone())));
                 }

@@ -101,7 +101,8 @@ pub fn extend(type_name: &str, schema: &mut Value) {
     }
 }
 
-/// Makes members optional that the types require, though the API does not.
+/// Makes members optional that the types require, though the API does not. The types in `ANY` stand
+/// for values of several types: their schema then accepts any value.
 pub fn relax(type_name: &str, schema: &mut Value) {
     const ANY: [&str; 4] =
         ["JSON", "JSONSchemaPropsOrArray", "JSONSchemaPropsOrBool", "JSONSchemaPropsOrStringArray"];

@@ -112,6 +112,7 @@ pub fn types_of(kind: &Kind) -> Arc<Types> {
 
 /// Returns the types of the metadata that every kind has; no root.
 pub fn meta_types() -> Arc<Types> {
+    // Any built-in group has them; this one is small.
     let group = builtin_group("coordination.k8s.io");
     Arc::new(Types { root: String::new(), definitions: group.definitions.clone() })
 }

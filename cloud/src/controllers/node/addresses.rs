@@ -40,8 +40,8 @@ fn by_type(addresses: &[NodeAddress]) -> BTreeMap<&str, Vec<&str>> {
 }
 
 /// Returns the cloud's addresses with those of the kubelet's `--node-ip` first, and as the only
-/// ones of their types: a machine may have addresses that are of no use to the cluster. Upstream:
-/// `GetNodeAddressesFromNodeIP`.
+/// ones of their types: a machine may have addresses that are of no use to the cluster. Without
+/// `--node-ip` they stay as they are. Upstream: `GetNodeAddressesFromNodeIP`.
 ///
 /// # Errors
 /// When the annotation cannot be read, or names an address that the cloud does not know.

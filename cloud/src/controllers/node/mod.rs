@@ -96,7 +96,8 @@ impl NodeController {
         Ok(Next::Done)
     }
 
-    /// Writes what the cloud knows into a Node, removes its taint and updates its addresses.
+    /// Writes what the cloud knows into a Node, removes its taint and updates its addresses. Does
+    /// nothing if the cloud has no metadata for the Node: another manager initializes it then.
     async fn initialize(&self, node: &Node) -> Result<(), Error> {
         let name = &node.meta.name;
         log::info!("Initializing node {name} with cloud provider");

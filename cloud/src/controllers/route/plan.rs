@@ -42,7 +42,8 @@ impl ClusterRanges {
         }
     }
 
-    /// Returns whether the destination of a route begins or ends in one of the ranges.
+    /// Returns whether the destination of a route begins or ends in one of the ranges. A
+    /// destination that cannot be parsed does not.
     fn include(&self, route: &Route) -> bool {
         let Some(destination) = parse_cidr(&route.destination) else {
             log::error!("Ignoring route {}, unparsable CIDR {:?}", route.name, route.destination);
@@ -117,7 +118,8 @@ impl Plan {
     }
 }
 
-/// Returns whether the first route to `range` leads to these addresses, in any order.
+/// Returns whether the first route to `range` leads to these addresses, in any order. A route whose
+/// addresses the cloud does not report counts as right.
 fn is_routed(routes: &[&Route], range: &str, addresses: &[NodeAddress]) -> bool {
     let Some(route) = routes.iter().find(|route| route.destination == range) else { return false };
     let Some(targets) = &route.target_addresses else { return true };

@@ -256,7 +256,7 @@ impl ServiceController {
     }
 
     /// Sets the finalizer, makes the load balancer what the Service asks for, and writes its
-    /// status.
+    /// status. If another controller implements the load balancer, nothing more is done.
     async fn ensure(&self, key: &ObjectKey, service: &Service) -> Result<(), Failed> {
         self.recorder.normal(service, "EnsuringLoadBalancer", "Ensuring load balancer");
         // First: no Service goes before the load balancer that is made for it.

@@ -14,7 +14,7 @@ use crate::status::{ApiError, ApiResult};
 impl Authorizer<'_> {
     /// Checks that the caller may write this role or binding; objects of other kinds are not
     /// checked. `old`: the object before an update. Errors: 403; 404 for a role that does not
-    /// exist.
+    /// exist; 500 for a binding whose role is of another kind.
     pub fn check_escalation(&self, call: &Call, old: Option<&Value>, new: &Value) -> ApiResult<()> {
         let resource = &call.kind.resource;
         if *resource.group != *GROUP || call.user.groups.iter().any(|group| group == MASTERS) {

@@ -37,7 +37,7 @@ impl Authorizer<'_> {
     }
 
     /// Checks that the caller may write a ClusterTrustBundle of this signer; other kinds are not
-    /// checked. Errors: 403.
+    /// checked, nor a bundle without a signer or with an unchanged spec. Errors: 403.
     pub fn check_attester(&self, call: &Call, old: Option<&Value>, new: &Value) -> ApiResult<()> {
         let resource = &call.kind.resource;
         let signer = text(new, "/spec/signerName");

@@ -111,6 +111,8 @@ impl Provisioner {
     }
 
     /// Provisions the volume of a claim as a CSI provisioner does, or fails as its annotation asks.
+    /// Repeated while the class is unknown; a claim of a class that waits for the first consumer
+    /// waits until it has a node.
     async fn provision(&self, claim: &PersistentVolumeClaim) -> SyncResult {
         let key = ObjectKey::cluster(claim.storage_class());
         let Some(class) = self.classes.get(&key) else { return Ok(Next::After(RETRY_DELAY)) };

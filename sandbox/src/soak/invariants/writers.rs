@@ -32,8 +32,8 @@ impl OneLeader {
         self.writers.get(&self.holder).copied()
     }
 
-    /// Checks that a write comes from the manager that holds the lease. Leases, events and reviews
-    /// are exempt, as every manager writes them.
+    /// Checks that a write comes from the manager that holds the lease. Leases, lease candidates,
+    /// events, tokens and reviews are exempt, as every manager writes them.
     pub fn observe(&mut self, record: &Record) -> Verdict {
         match &record.stage {
             Stage::Holder(holder) => {
@@ -96,7 +96,8 @@ impl LivingOwners {
         }
     }
 
-    /// Judges a deletion by the garbage collector: no owner of the object may be alive.
+    /// Judges a deletion by the garbage collector: no owner of the object may be alive. `Unrelated`
+    /// if its owners are not known.
     pub fn judge(&self, record: &Record, second: f64) -> Verdict {
         let is_deletion = record.verb == "delete"
             && matches!(record.stage, Stage::Answered(..300))
@@ -109,7 +110,8 @@ impl LivingOwners {
             namespace => format!("{namespace}/{}", record.name),
         };
         let at = (record.resource.clone(), key);
-        // The object of this name may be another one by now.
+        // The object of this name may be another one by now: a deletion in the last five seconds
+        // is the one that the record is about.
         let gone = self.gone.get(&at).filter(|(gone, _)| *gone > second - 5.0);
         let owners = gone.map(|(_, owners)| owners).or_else(|| self.owners.get(&at));
         let Some(owners) = owners else { return Verdict::Unrelated };
