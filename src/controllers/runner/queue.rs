@@ -27,9 +27,9 @@ metrics! {
 }
 
 /// The first wait before the next sync of a key whose cache lags behind the controller's own
-/// writes. It doubles. The cache is mostly up to date within milliseconds, but a watch may be
-/// silent for minutes.
-const STALE_RETRY: Duration = Duration::from_millis(100);
+/// writes. It doubles. Mostly the event that the cache lacks queues the key before that; not every
+/// event does, and a watch may be silent for minutes.
+const STALE_RETRY: Duration = Duration::from_millis(10);
 const MAX_STALE_RETRY: Duration = Duration::from_secs(5);
 /// The pause of a key whose retries are used up by errors that may pass. Then they begin again.
 const OUTAGE_PAUSE: Duration = Duration::from_secs(60);
@@ -531,15 +531,15 @@ mod tests {
             queue.settle("c", &key, result);
             let mut waited = 0_u64;
             while queue.drain().is_empty() {
-                clock.advance(Duration::from_millis(100));
-                waited += 100;
+                clock.advance(Duration::from_millis(10));
+                waited += 10;
             }
             waited
         };
-        let waits: Vec<u64> = (0..8).map(|_| wait_millis(Some(Err(stale())))).collect();
-        assert_eq!(waits, [100, 200, 400, 800, 1600, 3200, 5000, 5000]);
+        let waits: Vec<u64> = (0..11).map(|_| wait_millis(Some(Err(stale())))).collect();
+        assert_eq!(waits, [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5000, 5000]);
         wait_millis(Some(Ok(Next::After(Duration::from_secs(1)))));
-        assert_eq!(wait_millis(Some(Err(stale()))), 100, "reset by a sync that was not stale");
+        assert_eq!(wait_millis(Some(Err(stale()))), 10, "reset by a sync that was not stale");
     }
 
     #[test]
