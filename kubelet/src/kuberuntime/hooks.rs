@@ -144,7 +144,8 @@ impl Manager {
             false => ips.first().cloned(),
         };
         // `target` takes the hook's own host, if it has one: then the pod needs no address.
-        let ip = address.as_deref().or(get.host.as_deref());
+        let own_host = get.host.as_deref().filter(|host| !host.is_empty());
+        let ip = address.as_deref().or(own_host);
         let ip = ip.ok_or(RequestFailure::NoAddress)?;
         let mut target = prober::target(container, get, ip).map_err(RequestFailure::Port)?;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;

@@ -242,7 +242,8 @@ fn container_status(
     let mut count = newest.map_or(0, |newest| newest.restart_count.try_into().unwrap_or(i32::MAX));
     match (newest, before) {
         (None, Some(before)) => {
-            let removed = state_of_removed(before, all_restart);
+            let is_deleted = pod.metadata.deletion_timestamp.is_some();
+            let removed = state_of_removed(before, all_restart, is_deleted);
             (state, last, count) = (removed.state.unwrap_or(state), removed.last, removed.count);
         }
         // A restart of all removes what ended before.
@@ -255,26 +256,17 @@ fn container_status(
             });
             last = last.or(ended).or_else(|| before.last_state.clone());
         }
-        // An init container without a trace has done its work once a container was created.
-        (None, None) if must_have_completed(pod, container, inputs) => {
-            state = core::ContainerState {
-                terminated: Some(core::ContainerStateTerminated {
-                    reason: Some("Completed".to_owned()),
-                    message: Some(
-                        "Unable to get init container status from container runtime and pod has \
-                         been initialized, treat it as exited normally"
-                            .to_owned(),
-                    ),
-                    ..Default::default()
-                }),
-                ..Default::default()
-            };
-        }
         _ => {}
+    }
+    // An init container without a trace has done its work once a container was created.
+    let is_lost =
+        newest.is_none() && state.waiting.is_some() && must_have_completed(pod, container, inputs);
+    if is_lost {
+        state = completed_without_trace();
     }
     // One that has to start shows why it waits; its end, if it has one, becomes the last state.
     let is_running = newest.is_some_and(|status| status.state == State::Running);
-    let reason = inputs.waiting.get(&container.name).filter(|_| !is_running);
+    let reason = inputs.waiting.get(&container.name).filter(|_| !is_running && !is_lost);
     if let Some(waiting) = reason
         && (newest.is_none() || should_restart(pod, container, inputs.runtime))
     {
@@ -386,6 +378,20 @@ fn id_of(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> String {
     format!("{}://{}", inputs.runtime_name, status.id)
 }
 
+/// Returns the state of an init container that must have completed, though nothing shows it.
+fn completed_without_trace() -> core::ContainerState {
+    let message = "Unable to get init container status from container runtime and pod has been \
+                   initialized, treat it as exited normally";
+    core::ContainerState {
+        terminated: Some(core::ContainerStateTerminated {
+            reason: Some("Completed".to_owned()),
+            message: Some(message.to_owned()),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
 /// Returns whether `container` is an init container that must have completed, as a regular
 /// container was created in the newest sandbox: the runtime may have removed its own.
 fn must_have_completed(pod: &Pod, container: &Container, inputs: &StatusInputs<'_>) -> bool {
@@ -412,7 +418,11 @@ struct Removed {
 /// Returns the state of a container that the runtime no longer has. One that has ended stays so,
 /// and one that was running has an unknown end as its last state. With `all_restart` both wait for
 /// their restart instead.
-fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Removed {
+fn state_of_removed(
+    before: &core::ContainerStatus,
+    all_restart: bool,
+    is_deleted: bool,
+) -> Removed {
     let state = before.state.clone().unwrap_or_default();
     let ended = |reason: &str, message: &str| core::ContainerState {
         terminated: Some(core::ContainerStateTerminated {
@@ -447,7 +457,9 @@ fn state_of_removed(before: &core::ContainerStatus, all_restart: bool) -> Remove
     }
     let message = "The container could not be located when the pod was deleted.  The container \
                    used to be Running";
-    Removed { state: None, last: Some(ended("ContainerStatusUnknown", message)), count: count + 1 }
+    // One of a pod that is being deleted does not start again.
+    let count = if is_deleted { count } else { count + 1 };
+    Removed { state: None, last: Some(ended("ContainerStatusUnknown", message)), count }
 }
 
 /// Computes the condition `AllContainersRestarting`. Upstream:

@@ -88,11 +88,16 @@ impl Mounts {
         let patch = Patch::Merge(json!({ "status": { "volumesInUse": in_use } }));
         let status = self.client.resource(&Node::RESOURCE).subresource("status");
         match status.patch::<Value>(&key, &patch).await {
-            Err(error) if !error.is_not_found() => Err(error),
-            _ => {
+            Ok(_) => {
                 self.written.lock().insert(node, in_use);
                 Ok(Next::Done)
             }
+            // One that is made again has nothing written.
+            Err(error) if error.is_not_found() => {
+                self.written.lock().remove(&node);
+                Ok(Next::Done)
+            }
+            Err(error) => Err(error),
         }
     }
 

@@ -344,3 +344,62 @@ fn mounts_of_volumes_are_shown() {
     let expected = [None, Some("Disabled"), Some("Enabled"), Some("Enabled")];
     assert_eq!(modes.collect::<Vec<_>>(), expected);
 }
+
+#[test]
+fn restarts_of_a_deleted_pod_are_not_counted() {
+    for (deleted, expected) in [(json!(null), 3), (json!("2026-01-01T00:00:00Z"), 2)] {
+        let pod: Pod = serde_json::from_value(json!({"metadata": {"deletionTimestamp": deleted},
+            "spec": {"containers": [{"name": "c"}]}}))
+        .expect("a pod");
+        let running = json!({"name": "c", "image": "i", "imageID": "d", "containerID": "r://a",
+            "ready": true, "restartCount": 2, "state": {"running": {}}});
+        let before: core::PodStatus =
+            serde_json::from_value(json!({"containerStatuses": [running]})).expect("a status");
+        let runtime = PodStatus::default();
+        let (waiting, messages) = (HashMap::new(), HashMap::new());
+        let inputs =
+            StatusInputs { before: Some(&before), ..inputs(&runtime, &waiting, &messages) };
+        let statuses = generate(&pod, &inputs).container_statuses.unwrap_or_default();
+        assert_eq!(statuses[0].restart_count, expected);
+        let last = statuses[0].last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        assert_eq!(last.expect("an end").exit_code, 137);
+    }
+}
+
+#[test]
+fn init_container_without_a_trace_has_completed_once_others_were_created() {
+    let pod: Pod = serde_json::from_value(json!({"spec": {
+        "initContainers": [{"name": "i"}], "containers": [{"name": "c"}]}}))
+    .expect("a pod");
+    let running = ContainerStatus {
+        name: "c".to_owned(),
+        sandbox: "s".to_owned(),
+        state: State::Running,
+        created_at: 1,
+        started_at: 1,
+        ..ContainerStatus::default()
+    };
+    let sandbox = SandboxStatus {
+        id: "s".to_owned(),
+        is_ready: true,
+        attempt: 0,
+        created_at: 1,
+        is_host_network: false,
+        ips: Vec::new(),
+    };
+    let runtime = PodStatus { sandboxes: vec![sandbox], containers: vec![running] };
+    let waiting = json!({"name": "i", "image": "i", "imageID": "", "ready": false,
+        "restartCount": 0, "state": {"waiting": {"reason": "PodInitializing"}}});
+    let waiting: core::PodStatus =
+        serde_json::from_value(json!({"initContainerStatuses": [waiting]})).expect("a status");
+    for before in [None, Some(&waiting)] {
+        let (reasons, messages) = (HashMap::new(), HashMap::new());
+        let inputs = StatusInputs { before, ..inputs(&runtime, &reasons, &messages) };
+        let status = generate(&pod, &inputs);
+        let statuses = status.init_container_statuses.unwrap_or_default();
+        let ended = statuses[0].state.as_ref().and_then(|state| state.terminated.as_ref());
+        let reason = ended.and_then(|ended| ended.reason.as_deref());
+        assert_eq!(reason, Some("Completed"), "{before:?}");
+        assert_eq!(status.phase.as_deref(), Some("Running"));
+    }
+}
