@@ -20,11 +20,13 @@ pub fn min_compatible(o: &Options) -> u32 {
     given.unwrap_or_else(|| (o.release().minor() - 1).max(Release::OLDEST.minor()))
 }
 
-/// Returns the minor version in `1.35`, `1.35.0` or `kube=1.35`; `None` for another text.
+/// Returns the minor version in `1.35`, `1.35.0`, `v1.35` or `kube=1.35`; `None` for another text.
 fn minor(text: &str) -> Option<u32> {
     let version = text.strip_prefix("kube=").unwrap_or(text);
-    let minor = version.trim_start_matches('v').strip_prefix("1.")?;
-    minor.strip_suffix(".0").unwrap_or(minor).parse().ok().filter(|minor| *minor > 0)
+    let minor = version.strip_prefix('v').unwrap_or(version).strip_prefix("1.")?;
+    let minor = minor.strip_suffix(".0").unwrap_or(minor);
+    let is_number = minor.bytes().all(|digit| digit.is_ascii_digit());
+    minor.parse().ok().filter(|minor| is_number && *minor > 0)
 }
 
 /// Returns the faults of `--emulated-version` and `--min-compatibility-version`, a line each.

@@ -127,7 +127,8 @@ impl ResizeConditions {
         state.in_progress = Some(Condition { reason: None, message: None, generation, since: now });
     }
 
-    /// Records that a resize is under way; what is known of it stays.
+    /// Records that a resize is under way; one that is recorded already keeps its generation, its
+    /// failure and its time.
     pub fn keep_in_progress(&self, uid: &Uid, generation: Option<i64>, now: Timestamp) {
         let mut pods = self.pods.lock();
         let state = pods.entry(uid.clone()).or_default();

@@ -78,7 +78,9 @@ impl Manager {
         *self.cgroup_features.get_or_init(detect).await
     }
 
-    /// Computes the variables and mounts of a container, with the pod's volumes locked meanwhile.
+    /// Computes the variables of a container, mounts its subpaths and returns its mounts. The
+    /// blocking part holds the lock of the pod's volumes: it may go on after this future is dropped,
+    /// and the end of the pod has to come after it.
     async fn variables_and_mounts(
         &self,
         pod: &Arc<Pod>,

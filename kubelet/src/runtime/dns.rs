@@ -19,7 +19,7 @@ const MAX_SEARCH: usize = 253;
 const LOCAL: &str = "127.0.0.1";
 /// Upstream: `maxResolvConfLength`.
 const MAX_FILE: u64 = 10 << 20;
-/// The kernel's limit of a name.
+/// The longest host name without its domain: one less than the kernel allows, as upstream.
 const MAX_HOSTNAME: usize = 63;
 /// The longest name with its domain that the kernel gets.
 pub(super) const MAX_FQDN: usize = MAX_HOSTNAME + 1;
@@ -224,7 +224,8 @@ pub fn name(pod: &Pod, cluster_domain: &str) -> PodName {
     PodName { host: shorten(&host), domain: domain.unwrap_or_default() }
 }
 
-/// Cuts a host name to the length that the kernel allows.
+/// Cuts a host name to upstream's limit, and `-` and `.` off the new end. Upstream:
+/// `truncatePodHostnameIfNeeded`.
 fn shorten(host: &str) -> String {
     match host.get(..MAX_HOSTNAME) {
         Some(start) if host.len() > MAX_HOSTNAME => start.trim_end_matches(['-', '.']).to_owned(),

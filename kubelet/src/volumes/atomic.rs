@@ -41,7 +41,7 @@ pub fn write(
     group: Option<u32>,
     time: &str,
 ) -> Result<(), Error> {
-    check(payload)?;
+    check_paths(payload)?;
     let fault = |source| Error::Path { path: folder.to_owned(), source };
     let old = match fs::read_link(folder.join(DATA)) {
         Ok(target) => folder_in(folder, &target),
@@ -85,9 +85,9 @@ fn absent_is_fine(error: io::Error) -> io::Result<()> {
     }
 }
 
-/// Checks that each path of the files is relative, short enough, and stays in the volume. Upstream:
-/// `validatePath`.
-fn check(payload: &Payload) -> Result<(), Error> {
+/// Checks that each path of the files is relative, short enough, and stays in the volume, and that no
+/// name begins as the writer's own do (`..`). Upstream: `validatePath`.
+fn check_paths(payload: &Payload) -> Result<(), Error> {
     let invalid = |fault: String| Err(Error::InvalidPath(format!("invalid path: {fault}")));
     for path in payload.keys() {
         let text = path.display().to_string();
@@ -351,7 +351,7 @@ mod tests {
             ("..a", false),
             (&long, false),
         ] {
-            assert_eq!(check(&payload(&[(path, "", 0)])).is_ok(), is_fine, "{path:?}");
+            assert_eq!(check_paths(&payload(&[(path, "", 0)])).is_ok(), is_fine, "{path:?}");
         }
     }
 }

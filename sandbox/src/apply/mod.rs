@@ -223,8 +223,9 @@ pub fn update(kind: &Kind, old: Option<&Value>, new: &mut Value, writer: &Writer
     set_entries(new, entries);
 }
 
-/// Applies `config` to `live`, or to an empty object. Errors: 409 when others manage what would
-/// change, unless forced.
+/// Merges `config` into `live`, drops what this manager applied last and neither `config` nor another
+/// manager has, and moves the ownership of what changed: server-side apply. `live`: an object with
+/// nothing in it for a new one. Errors: 409 when others manage what would change, unless forced.
 pub fn apply(
     kind: &Kind,
     live: &Value,
@@ -233,7 +234,8 @@ pub fn apply(
     force: bool,
 ) -> ApiResult<Value> {
     let schemas = Schemas::of(kind);
-    // Fields that the server owns count as kept too, with the objects around them.
+    // With the server's own fields: `prune` would take all of the metadata away if nothing below it
+    // were kept.
     let mut kept = walk::fields_of(schemas.root(), config);
     let mut applied = kept.clone();
     ignored(kind, writer.subresource).iter().for_each(|path| applied.remove(path));
@@ -254,9 +256,9 @@ pub fn apply(
             _ => Fields::default(),
         };
         let shared = |entry: &Managed| {
-            let mut shared = entry.fields.intersection(&taken);
-            shared.difference(&excused);
-            shared.paths()
+            let mut fields = entry.fields.intersection(&taken);
+            fields.difference(&excused);
+            fields.paths()
         };
         let conflicts: Vec<(String, Vec<String>)> = entries
             .iter()

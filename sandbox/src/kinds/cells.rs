@@ -447,7 +447,7 @@ pub fn access_modes(object: &Value, pointer: &str) -> String {
     held.map(|(_, short)| *short).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the storage class: the old annotation takes precedence over the field.
+/// Returns the storage class: an old annotation that is not empty takes precedence over the field.
 pub fn storage_class(object: &Value) -> &str {
     let annotation = "/metadata/annotations/volume.beta.kubernetes.io~1storage-class";
     or(object, annotation, text(object, "/spec/storageClassName"))

@@ -131,7 +131,14 @@ fn complete_embedded(schema: &mut Value) {
     }
     if schema.get("x-kubernetes-embedded-resource") == Some(&Value::Bool(true)) {
         complete_resource(schema);
-        schema["required"] = json!(["kind", "apiVersion"]);
+        let mut required: Vec<Value> =
+            schema["required"].as_array().cloned().unwrap_or_default();
+        for member in ["kind", "apiVersion"] {
+            if !required.iter().any(|known| known == member) {
+                required.push(member.into());
+            }
+        }
+        schema["required"] = Value::Array(required);
     }
 }
 

@@ -22,9 +22,9 @@ use crate::objects::{
 };
 
 impl Client {
-    /// Returns the verbs over any resource. See [`Dynamic`] for their errors, which are those of
-    /// the verbs below as well. Of the resources of [`Client::choose_versions`] it is the served
-    /// version.
+    /// Returns the verbs over any resource; [`Dynamic`] has their errors, and those of the typed
+    /// verbs below. A resource that was given to [`Client::choose_versions`] is asked for in the
+    /// version chosen there, not in that of `resource`.
     pub fn resource(&self, resource: &ResourceType) -> Dynamic {
         Dynamic::new(self.clone(), self.served(resource))
     }

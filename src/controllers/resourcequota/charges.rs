@@ -50,9 +50,10 @@ struct Charge {
 }
 
 impl Charge {
-    /// Returns how long it takes until all its pods are in a count that has the changes until the
-    /// version `known`; `None` if they are in it now.
-    fn pause(&self, known: u64, now: Duration) -> Option<Duration> {
+    /// Returns the time after which to look again, if a count that has the changes until the version
+    /// `known` may lack some of its pods: the API server may still be storing them (see [`STORED`]),
+    /// or the cache is older than the charge. `None`: the count has all.
+    fn recheck_after(&self, known: u64, now: Duration) -> Option<Duration> {
         let is_behind = known < self.version;
         let stored = (self.at + STORED).checked_sub(now).filter(|pause| !pause.is_zero());
         stored.max(is_behind.then_some(PAUSE))
@@ -91,7 +92,7 @@ impl Usage {
 
     /// Drops the charges whose pods a count must have by now.
     fn drop_old(&mut self, known: u64, now: Duration) {
-        self.recent.retain(|charge| charge.pause(known, now).is_some());
+        self.recent.retain(|charge| charge.recheck_after(known, now).is_some());
     }
 }
 
@@ -157,7 +158,7 @@ impl Charges {
         }
         let (mut sum, mut first) = (ResourceList::default(), None::<Duration>);
         for charge in &usage.recent {
-            if let Some(pause) = charge.pause(known, now) {
+            if let Some(pause) = charge.recheck_after(known, now) {
                 sum.add(&charge.amounts);
                 first = Some(first.map_or(pause, |first| first.min(pause)));
             }

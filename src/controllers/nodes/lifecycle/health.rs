@@ -95,7 +95,8 @@ impl Health {
         }
     }
 
-    /// Returns whether nothing was heard of the node for longer than its grace period.
+    /// Returns whether nothing was heard of the node for longer than its grace period: that
+    /// for the startup before it has a condition Ready.
     pub fn is_silent(&self, grace: &GracePeriods, now: Timestamp) -> bool {
         let grace = if self.ready.is_some() { grace.monitor } else { grace.startup };
         now > self.probe + grace

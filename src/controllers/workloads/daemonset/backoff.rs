@@ -7,7 +7,7 @@ use crate::objects::{ArcStr, Uid};
 
 const INITIAL: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_mins(15);
-/// After this long without a failure the delays start from the beginning.
+/// After this long without a replacement the delays start from the beginning.
 const EXPIRED: Duration = LONGEST.saturating_mul(2);
 /// Expired entries are dropped no more often than this. Upstream: `BackoffGCInterval`.
 const SWEEP_INTERVAL: Duration = Duration::from_mins(1);
@@ -41,9 +41,10 @@ impl Entry {
 }
 
 impl Backoff {
-    /// Returns how long a failed pod has to wait until it may be replaced. Zero counts as the
-    /// replacement: a pod that fails after it waits twice as long as the last one, at first
-    /// [`INITIAL`], or not at all if that is [`EXPIRED`] ago.
+    /// Returns how long the failed pod of `key` has to wait until it may be replaced. The first does
+    /// not wait. A call that returns zero counts as the replacement, and sets the wait of the next
+    /// pod that fails: [`INITIAL`], then twice the one before, at most [`LONGEST`]. A pod that fails
+    /// more than [`EXPIRED`] after the last replacement is a first one again.
     pub fn wait(&mut self, key: FailureKey, now: Duration) -> Duration {
         self.sweep(now);
         match self.entries.get_mut(&key).filter(|entry| !entry.is_expired(now)) {
