@@ -131,8 +131,7 @@ fn complete_embedded(schema: &mut Value) {
     }
     if schema.get("x-kubernetes-embedded-resource") == Some(&Value::Bool(true)) {
         complete_resource(schema);
-        let mut required: Vec<Value> =
-            schema["required"].as_array().cloned().unwrap_or_default();
+        let mut required: Vec<Value> = schema["required"].as_array().cloned().unwrap_or_default();
         for member in ["kind", "apiVersion"] {
             if !required.iter().any(|known| known == member) {
                 required.push(member.into());
