@@ -232,6 +232,22 @@ pub fn set_first_network_start(own: Duration) {
     }
 }
 
+/// Counts a request for an image, with its pull policy, whether the image is there, and whether it
+/// has to be pulled; `None`: that is not known. Upstream: `recordEnsureImageRequest`.
+pub fn count_ensured_image(
+    policy: Option<&str>,
+    is_present: Option<bool>,
+    needs_pull: Option<bool>,
+) {
+    let label = |known: Option<bool>| match known {
+        Some(true) => "true",
+        Some(false) => "false",
+        None => "unknown",
+    };
+    let policy = policy.unwrap_or("IfNotPresent").to_lowercase();
+    ENSURE_IMAGE.with_label_values(&[&*policy, label(is_present), label(needs_pull)]).inc();
+}
+
 /// Counts an operation on a volume.
 pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
     let status = if is_done { "success" } else { "fail-unknown" };
@@ -346,6 +362,17 @@ metrics! {
     pub static IMAGE_PULL: HistogramVec["image_size_in_bytes"](PULL_BUCKETS) =
         "kubelet_image_pull_duration_seconds",
         "[ALPHA] Duration in seconds to pull an image.";
+    // Upstream: `pkg/kubelet/images`, and `pullmanager` in it.
+    pub static ENSURE_IMAGE: IntCounterVec["pull_policy", "present_locally", "pull_required"] =
+        "kubelet_image_manager_ensure_image_requests_total",
+        "[ALPHA] Number of ensure-image requests processed by the kubelet.";
+    pub static IMAGE_PULL_CHECKS: IntCounterVec["result"] =
+        "kubelet_imagemanager_image_mustpull_checks_total",
+        "[ALPHA] Counter for how many times kubelet checked whether credentials need to be re-verified to access an image";
+    pub static PULL_INTENTS: IntGauge = "kubelet_imagemanager_ondisk_pullintents",
+        "[ALPHA] Number of ImagePullIntents stored on disk.";
+    pub static PULLED_RECORDS: IntGauge = "kubelet_imagemanager_ondisk_pulledrecords",
+        "[ALPHA] Number of ImagePulledRecords stored on disk.";
     pub static IMAGES_COLLECTED: IntCounterVec["reason"] = "kubelet_image_garbage_collected_total",
         "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.";
     pub static EVICTIONS: IntCounterVec["eviction_signal"] = "kubelet_evictions",

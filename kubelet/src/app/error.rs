@@ -6,7 +6,8 @@ use std::io;
 
 use super::enforce;
 use crate::{
-    allocation, cgroups, cri, node, options, server, shutdown, upkeep, user_namespaces, volumes,
+    allocation, cgroups, cri, images, node, options, server, shutdown, upkeep, user_namespaces,
+    volumes,
 };
 
 /// Why the kubelet does not start.
@@ -31,6 +32,8 @@ pub enum Error {
     /// What is enforced, and how it is not: by upstream's texts.
     Enforcement(enforce::Error),
     Options(options::Error),
+    /// A field of the verification of images is refused, or its records cannot be kept.
+    Images(images::Error),
     /// A call to the container runtime has failed.
     Runtime(cri::Error),
     RuntimeTooOld,
@@ -77,6 +80,7 @@ impl fmt::Display for Error {
             Error::Node(error) => error.fmt(f),
             Error::Enforcement(error) => error.fmt(f),
             Error::Options(error) => error.fmt(f),
+            Error::Images(error) => error.fmt(f),
             Error::Runtime(error) => error.fmt(f),
             Error::RuntimeTooOld => f.write_str("the container runtime does not speak CRI v1"),
             Error::Stopped => f.write_str("stopped while waiting for the container runtime"),
@@ -98,6 +102,7 @@ impl StdError for Error {
             Error::Signals(error) => Some(error),
             Error::Setting { source, .. } => Some(&**source),
             Error::Options(error) => error.source(),
+            Error::Images(error) => error.source(),
             Error::Node(error) => error.source(),
             Error::Enforcement(error) => error.source(),
             Error::Runtime(error) => error.source(),

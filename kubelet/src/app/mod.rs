@@ -42,6 +42,8 @@ use crate::images::Images;
 use crate::images::credential_plugins::Plugins;
 use crate::images::credentials;
 use crate::images::gc::ImageGc;
+use crate::images::pull_records::PullRecords;
+use crate::images::verification_policy::VerificationPolicy;
 use crate::kubelet::Kubelet;
 use crate::kuberuntime::garbage;
 use crate::kuberuntime::logs::Rotation;
@@ -172,6 +174,7 @@ async fn serve(
     stop: StopToken,
 ) -> Result<(), Error> {
     let configuration = &settings.configuration;
+    let verification = VerificationPolicy::of(configuration).map_err(Error::Images)?;
     let (name, is_external) = (node.name.clone(), settings.is_cloud_external());
     let broadcaster =
         client.as_ref().map(|client| send_events(client, configuration, &name, &clock));
@@ -210,7 +213,16 @@ async fn serve(
         max_containers: usize::try_from(dead.max).ok(),
     };
     let policy = upkeep::image_policy(configuration)?;
-    let image_gc = Arc::new(ImageGc::new(images.clone(), runtime.clone(), clock.clone(), policy));
+    let pull_records = match verification {
+        Some(policy) => {
+            let opened = PullRecords::open(&folders.root, policy, clock.clone(), &images);
+            Some(opened.await.map_err(Error::Images)?)
+        }
+        None => None,
+    };
+    let image_gc =
+        ImageGc::new(images.clone(), runtime.clone(), clock.clone(), policy, pull_records.clone());
+    let image_gc = Arc::new(image_gc);
     let enforced = enforce::Keys::of(configuration)?;
     let limits_pods = enforced.pods && configuration.cgroups_per_qos;
     let evictions = upkeep::evictions(configuration, limits_pods, node.pressure.clone())?;
@@ -307,6 +319,7 @@ async fn serve(
             ),
             plugins,
             objects.clone(),
+            pull_records,
         ),
         objects,
         probes: Probes::new(runtime.clone(), folders.clone(), clock.clone(), again, stop.clone()),

@@ -7,10 +7,12 @@ use std::fmt;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use serde::Deserialize;
+use ring::digest::{SHA256, digest};
+use serde::{Deserialize, Serialize};
 
 use crate::cri::api;
 
@@ -23,9 +25,64 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 pub struct Credentials {
     pub username: String,
     pub password: String,
+    /// No runtime needs it, but it is a part of the hash.
+    pub email: String,
+    /// `None`: all pods of the node may use them.
+    pub source: Option<Arc<Source>>,
+}
+
+/// The object that credentials come from. Upstream: `CredentialSource`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    Secret(Coordinates),
+    /// One whose token a credential provider has got.
+    ServiceAccount(Coordinates),
+}
+
+/// Which object that is. Upstream: `SecretCoordinates`, `ServiceAccountCoordinates`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Coordinates {
+    pub uid: String,
+    pub namespace: String,
+    pub name: String,
+}
+
+impl Coordinates {
+    /// Returns what lists are sorted by.
+    pub fn key(&self) -> (&str, &str, &str) {
+        (&self.namespace, &self.name, &self.uid)
+    }
 }
 
 impl Credentials {
+    /// Returns a hash by which credentials are known again. Upstream: `hashAuthConfig`.
+    pub fn hash(&self) -> String {
+        #[derive(Serialize)]
+        struct AuthConfig<'a> {
+            #[serde(skip_serializing_if = "str::is_empty")]
+            username: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            password: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            email: &'a str,
+        }
+        let Credentials { username, password, email, .. } = self;
+        let config = serde_json::to_string(&AuthConfig { username, password, email });
+        let mut text = config.expect("texts are JSON");
+        // Go escapes these in JSON.
+        for (character, escaped) in [
+            ('<', "\\u003c"),
+            ('>', "\\u003e"),
+            ('&', "\\u0026"),
+            ('\u{2028}', "\\u2028"),
+            ('\u{2029}', "\\u2029"),
+        ] {
+            text = text.replace(character, escaped);
+        }
+        sha256(&text)
+    }
+
     /// Returns the credentials as the runtime takes them.
     pub fn config(&self) -> api::AuthConfig {
         api::AuthConfig {
@@ -41,7 +98,8 @@ impl Credentials {
 struct Entry {
     username: String,
     password: String,
-    /// Both of them in base64, with a colon between.
+    email: String,
+    /// User and password in base64, with a colon between.
     auth: String,
 }
 
@@ -59,15 +117,21 @@ impl TryFrom<Entry> for Credentials {
 
     /// Takes the user and password from `auth`, if it is set, else from the other two fields.
     fn try_from(entry: Entry) -> Result<Credentials, InvalidAuth> {
+        let credentials = |username: &str, password: &str| Credentials {
+            username: username.to_owned(),
+            password: password.to_owned(),
+            email: entry.email.clone(),
+            source: None,
+        };
         if entry.auth.is_empty() {
-            return Ok(Credentials { username: entry.username, password: entry.password });
+            return Ok(credentials(&entry.username, &entry.password));
         }
         let auth = entry.auth.trim();
         let engine = if auth.ends_with('=') { STANDARD } else { STANDARD_NO_PAD };
         let decoded = engine.decode(auth).map_err(|_| InvalidAuth)?;
         let text = String::from_utf8(decoded).map_err(|_| InvalidAuth)?;
         let (username, password) = text.split_once(':').ok_or(InvalidAuth)?;
-        Ok(Credentials { username: username.to_owned(), password: password.to_owned() })
+        Ok(credentials(username, password))
     }
 }
 
@@ -115,6 +179,15 @@ impl Keyring {
         }
     }
 
+    /// Adds all credentials of another keyring, which come from an object.
+    pub fn add_from(&mut self, source: Source, other: Keyring) {
+        let source = Arc::new(source);
+        for (key, mut credentials) in other.entries {
+            credentials.iter_mut().for_each(|one| one.source = Some(source.clone()));
+            self.entries.entry(key).or_default().append(&mut credentials);
+        }
+    }
+
     /// Returns the credentials for a repository, the most specific first; empty: there are none.
     pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
         // The reverse order has longer paths first.
@@ -148,6 +221,12 @@ impl fmt::Display for Malformed {
 }
 
 impl Error for Malformed {}
+
+/// Returns the SHA-256 hash of a text, in hexadecimal.
+pub(super) fn sha256(text: &str) -> String {
+    let hash = digest(&SHA256, text.as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// Returns the host and path of a location; docker takes `/v1/` and `/v2/` for the host itself.
 fn key(location: &str) -> String {
@@ -306,6 +385,23 @@ mod tests {
             let parsed = parsed.as_ref().map(|c| (&*c.username, &*c.password));
             assert_eq!(parsed, expected, "{entry}");
         }
+    }
+
+    #[test]
+    fn hashes_are_those_of_the_go_kubelet() {
+        for (entry, expected) in [
+            (json!({}), r#"{}"#),
+            (json!({"auth": "dTpw"}), r#"{"username":"u","password":"p"}"#),
+            (
+                json!({"username": "u", "password": "a<b>&\"\\\u{2028}\u{1}é", "email": "e@x"}),
+                r#"{"username":"u","password":"a\u003cb\u003e\u0026\"\\\u2028\u0001é","email":"e@x"}"#,
+            ),
+        ] {
+            let credentials: Credentials = serde_json::from_value(entry).expect("credentials");
+            assert_eq!(credentials.hash(), sha256(expected), "{expected}");
+        }
+        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!(sha256(""), empty);
     }
 
     #[test]

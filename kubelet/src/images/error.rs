@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use super::credentials::Malformed;
 use super::gc::{Disk, format_size};
@@ -40,6 +41,30 @@ pub enum Error {
     },
     /// An image could not be pulled, with each of the credentials.
     NotPulled(Vec<cri::Error>),
+    /// A file of pull records, or their folder, cannot be read or written.
+    Record {
+        path: PathBuf,
+        source: io::Error,
+    },
+    /// The name of an image is malformed.
+    ImageName {
+        image: String,
+        fault: &'static str,
+    },
+    /// A field of the verification policy is set, and its feature gate is off.
+    GateIsOff(&'static str),
+    UnknownVerificationPolicy(String),
+    /// The list is set, and the policy does not read it.
+    AllowlistWithoutPolicy,
+    /// A pattern of the list is malformed, and why.
+    AllowlistPattern(String),
+}
+
+impl Error {
+    /// Converts an error about a file of pull records, for `map_err`.
+    pub(super) fn record(path: &Path) -> impl Fn(io::Error) -> Error {
+        move |source| Error::Record { path: path.to_owned(), source }
+    }
 }
 
 impl fmt::Display for Error {
@@ -71,6 +96,28 @@ impl fmt::Display for Error {
                     texts => write!(f, "[{}]", texts.join(", ")),
                 }
             }
+            Error::Record { path, .. } => write!(f, "the image pull record {}", path.display()),
+            Error::ImageName { image, fault } => write!(f, "invalid image name {image:?}: {fault}"),
+            Error::GateIsOff(field) => write!(
+                f,
+                "`{field}` must not be set if KubeletEnsureSecretPulledImages feature gate is not \
+                 enabled"
+            ),
+            Error::UnknownVerificationPolicy(policy) => write!(
+                f,
+                "option {policy:?} specified for imagePullCredentialsVerificationPolicy. Valid \
+                 options are \"NeverVerify\", \"NeverVerifyPreloadedImages\", \
+                 \"NeverVerifyAllowlistedImages\" or \"AlwaysVerify\""
+            ),
+            // The second name is misspelt upstream too.
+            Error::AllowlistWithoutPolicy => f.write_str(
+                "can't set `preloadedImagesVerificationAllowlist` if \
+                 `imagePullCredentialsVertificationPolicy` is not \"NeverVerifyAllowlistedImages\"",
+            ),
+            Error::AllowlistPattern(fault) => write!(
+                f,
+                "invalid image pattern in `preloadedImagesVerificationAllowlist`: {fault}"
+            ),
         }
     }
 }
@@ -81,6 +128,7 @@ impl StdError for Error {
             Error::Runtime(error) => error.source(),
             Error::Filesystem { source, .. } => Some(source),
             Error::PullSecret { source, .. } => Some(source),
+            Error::Record { source, .. } => Some(source),
             _ => None,
         }
     }

@@ -2,13 +2,16 @@
 //! Upstream: `images/image_gc_manager.go`.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task;
 use parking_lot::Mutex;
 
 use super::Error;
+use super::pull_records::PullRecords;
 use crate::cri::{self, ImageService, RuntimeService, api};
 use crate::metrics;
 
@@ -164,6 +167,8 @@ pub struct ImageGc {
     policy: Policy,
     since: Duration,
     records: Mutex<Records>,
+    /// They lose the images that are removed.
+    pull_records: Option<Arc<PullRecords>>,
 }
 
 impl ImageGc {
@@ -172,9 +177,10 @@ impl ImageGc {
         runtime: RuntimeService,
         clock: SharedClock,
         policy: Policy,
+        pull_records: Option<Arc<PullRecords>>,
     ) -> ImageGc {
-        let since = clock.monotonic();
-        ImageGc { service, runtime, clock, policy, since, records: Mutex::default() }
+        let (since, records) = (clock.monotonic(), Mutex::default());
+        ImageGc { service, runtime, clock, policy, since, records, pull_records }
     }
 
     /// Removes the images that were not used for too long. If the disk is too full then, removes
@@ -183,10 +189,12 @@ impl ImageGc {
     /// # Errors
     /// A call has failed, or not enough could be freed.
     pub async fn collect(&self) -> Result<(), Error> {
-        let now = self.clock.monotonic();
+        let (now, began) = (self.clock.monotonic(), self.clock.now());
         let mut causes = Vec::new();
         let mut candidates = Vec::new();
-        for image in self.candidates(now).await? {
+        let unused = self.candidates(now).await?;
+        let unused_count = unused.len();
+        for image in unused {
             let running = now.saturating_sub(self.since);
             if !is_old(&image, &self.policy, now, running) {
                 candidates.push(image);
@@ -199,6 +207,9 @@ impl ImageGc {
             let wanted = format!("wanted to free images older than {age:?}, encountered errors");
             return Err(Error::NotRemoved { wanted, causes });
         }
+        if candidates.len() < unused_count {
+            self.prune_pull_records(began).await;
+        }
         let disk = self.disk().await?;
         if disk.capacity == 0 {
             return Err(Error::NoCapacity);
@@ -210,6 +221,7 @@ impl ImageGc {
              to the low threshold: usage {used} %, {bytes} bytes"
         );
         let freed_bytes = self.free(candidates, bytes, now).await?;
+        self.prune_pull_records(began).await;
         match freed_bytes < bytes {
             true => Err(Error::NotEnough { disk, freed_bytes }),
             false => Ok(()),
@@ -222,9 +234,21 @@ impl ImageGc {
     /// A call has failed.
     pub async fn remove_unused(&self) -> Result<(), Error> {
         log::info!("Attempting to delete unused images");
-        let now = self.clock.monotonic();
+        let (now, began) = (self.clock.monotonic(), self.clock.now());
         let candidates = self.candidates(now).await?;
-        self.free(candidates, u64::MAX, now).await.map(drop)
+        self.free(candidates, u64::MAX, now).await?;
+        self.prune_pull_records(began).await;
+        Ok(())
+    }
+
+    /// Removes the pull records of images that are gone. `began`: the time before the images were
+    /// listed. Those of images in use stay: upstream removes them too, and takes these images for
+    /// preloaded ones then, which all pods may use.
+    async fn prune_pull_records(&self, began: Timestamp) {
+        if let Some(pull_records) = &self.pull_records {
+            let images = self.records.lock().images.keys().cloned().collect();
+            pull_records.prune(images, began).await;
+        }
     }
 
     /// Returns the disk of images. Upstream: `ImageFsStats`.

@@ -4,7 +4,9 @@ pub mod credential_plugins;
 pub mod credentials;
 mod error;
 pub mod gc;
+pub mod pull_records;
 mod pull_secrets;
+pub mod verification_policy;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -16,8 +18,9 @@ use kube_controller_manager::options::show_duration;
 use kube_controller_manager::task;
 
 use self::credential_plugins::Plugins;
-use self::credentials::Files;
+use self::credentials::{Credentials, Files};
 pub use self::error::Error;
+use self::pull_records::{Access, PullRecords};
 use crate::causes::chain;
 use crate::cri::{self, Code, ImageService, api};
 use crate::events;
@@ -62,6 +65,8 @@ pub struct Images {
     plugins: Option<Plugins>,
     /// They have the credentials of a pod's own `imagePullSecrets`, which come first.
     objects: Arc<Objects>,
+    /// `None`: an image that is there may be used by all pods.
+    records: Option<Arc<PullRecords>>,
 }
 
 /// The pulls for a pod, by the monotonic clock: the first [`MAX_PULLS`].
@@ -171,6 +176,17 @@ pub struct Wanted<'a> {
     pub container: Option<&'a str>,
 }
 
+/// A pull that is due.
+struct Pull<'a> {
+    container: Option<&'a str>,
+    spec: &'a api::ImageSpec,
+    sandbox: &'a api::PodSandboxConfig,
+    /// The key of its back-off.
+    key: &'a str,
+    /// `None`: they are not read yet.
+    credentials: Option<Vec<Credentials>>,
+}
+
 /// What a pull policy asks for, by whether the image is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
@@ -197,6 +213,7 @@ impl Images {
         files: Files,
         plugins: Option<Plugins>,
         objects: Arc<Objects>,
+        records: Option<Arc<PullRecords>>,
     ) -> Images {
         Images {
             service,
@@ -207,6 +224,7 @@ impl Images {
             files,
             plugins,
             objects,
+            records,
         }
     }
 
@@ -225,8 +243,9 @@ impl Images {
         })
     }
 
-    /// Returns an image in the runtime, and pulls it first if its pull policy asks for that and no
-    /// back-off forbids it.
+    /// Returns an image in the runtime, and pulls it first if its pull policy asks for that, or if
+    /// the pod has no credentials that are known to have pulled it, and no back-off forbids it.
+    /// Upstream: `EnsureImageExists`.
     ///
     /// # Errors
     /// Why the container has to wait.
@@ -241,22 +260,42 @@ impl Images {
         let inspect = |error: cri::Error| {
             let message = format!("Failed to inspect image {name:?}: {}", chain(&error));
             events::warning(pod, container_name, "InspectFailed", &message);
+            metrics::count_ensured_image(policy, None, None);
             Waiting { reason: "ImageInspectError", message }
         };
         let present = self.present(&spec).await.map_err(inspect)?;
-        match (plan(policy, present.is_some()), present) {
-            (Plan::Use, Some(present)) => {
-                let message = format!("Container image {name:?} already present on machine");
-                events::normal(pod, container_name, "Pulled", message);
-                return Ok(present);
+        let plan = plan(policy, present.is_some());
+        // As upstream, which does not ask the runtime then.
+        let is_present = (policy != Some("Always")).then_some(present.is_some());
+        let mut credentials = None;
+        if let (Plan::Use, Some(present)) = (plan, present) {
+            match self.access(pod, name, &present).await {
+                Ok(Access::Granted) => {
+                    let end = match &self.records {
+                        Some(_) => " and can be accessed by the pod",
+                        None => "",
+                    };
+                    let message =
+                        format!("Container image {name:?} already present on machine{end}");
+                    events::normal(pod, container_name, "Pulled", message);
+                    metrics::count_ensured_image(policy, is_present, Some(false));
+                    return Ok(present);
+                }
+                Ok(Access::NeedsPull(found)) => credentials = found,
+                Err(error) => {
+                    metrics::count_ensured_image(policy, is_present, None);
+                    return Err(Waiting { reason: "ErrImagePull", message: chain(&error) });
+                }
             }
-            (Plan::Refuse, _) => {
-                let message =
-                    format!("Container image {name:?} is not present with pull policy of Never");
-                events::warning(pod, container_name, "ErrImageNeverPull", &message);
-                return Err(Waiting { reason: "ErrImageNeverPull", message });
-            }
-            _ => {}
+        }
+        let needs_pull = (plan != Plan::Refuse).then_some(true);
+        metrics::count_ensured_image(policy, is_present, needs_pull);
+        // The message is the same for an image that is there: others have no right to know.
+        if policy == Some("Never") {
+            let message =
+                format!("Container image {name:?} is not present with pull policy of Never");
+            events::warning(pod, container_name, "ErrImageNeverPull", &message);
+            return Err(Waiting { reason: "ErrImageNeverPull", message });
         }
         let key = format!("{}_{name}", pod.uid());
         let now = self.clock.monotonic();
@@ -267,20 +306,32 @@ impl Images {
             let message = format!("{message}: {last_error}");
             return Err(Waiting { reason: "ImagePullBackOff", message });
         }
-        self.pull(pod, container_name, &spec, sandbox, &key).await
+        let pull = Pull { container: container_name, spec: &spec, sandbox, key: &key, credentials };
+        self.pull(pod, pull).await
+    }
+
+    /// Returns whether a pod may use an image that is there.
+    async fn access(&self, pod: &Arc<Pod>, name: &str, present: &Present) -> Result<Access, Error> {
+        let Some(records) = &self.records else { return Ok(Access::Granted) };
+        records.check(name, &present.id, self.credentials(pod, name)).await
     }
 
     /// Pulls an image, after a wait for a permit where the number of pulls has a limit. Records an
     /// event for each step, and a failure for the back-off.
-    async fn pull(
-        &self,
-        pod: &Arc<Pod>,
-        container: Option<&str>,
-        spec: &api::ImageSpec,
-        sandbox: &api::PodSandboxConfig,
-        key: &str,
-    ) -> Result<Present, Waiting> {
+    async fn pull(&self, pod: &Arc<Pod>, pull: Pull<'_>) -> Result<Present, Waiting> {
+        let Pull { container, spec, sandbox, key, credentials } = pull;
         let name = &spec.image;
+        let under_way = match &self.records {
+            Some(records) => Some(records.begin(name).await.map_err(|error| {
+                let message = format!(
+                    "Failed to record image pull intent for container image {name:?}: failed to \
+                     record image pull intent: {}",
+                    chain(&error)
+                );
+                Waiting { reason: "ErrImagePull", message }
+            })?),
+            None => None,
+        };
         events::normal(pod, container, "Pulling", format!("Pulling image {name:?}"));
         let begin = self.clock.monotonic();
         if let Some(pulls) = self.pulls.lock().get_mut(&pod.uid()) {
@@ -300,7 +351,17 @@ impl Images {
             events::warning(pod, container, "Failed", text);
             waiting
         };
-        let pulled = self.pull_with_any(pod, spec, sandbox).await.map_err(failed)?;
+        let pulled = async {
+            let credentials = match credentials {
+                Some(credentials) => credentials,
+                None => self.credentials(pod, name).await?,
+            };
+            self.pull_with_any(spec, sandbox, credentials).await
+        };
+        let (pulled, used) = pulled.await.map_err(failed)?;
+        if let Some(under_way) = under_way {
+            under_way.succeed(pulled.image_ref.clone(), used.as_ref()).await;
+        }
         let now = self.clock.monotonic();
         self.failures.lock().reset(key, now);
         if let Some(pulls) = self.pulls.lock().get_mut(&pod.uid()) {
@@ -338,16 +399,9 @@ impl Images {
         self.pulls.lock().retain(|uid, _| is_known(uid));
     }
 
-    /// Pulls an image with each of the credentials for it, those of the pod first, until one
-    /// succeeds. Without any credentials pulls it once without. Upstream:
-    /// `kubeGenericRuntimeManager.PullImage`.
-    async fn pull_with_any(
-        &self,
-        pod: &Arc<Pod>,
-        spec: &api::ImageSpec,
-        sandbox: &api::PodSandboxConfig,
-    ) -> Result<api::PullImageResponse, Error> {
-        let repository = credentials::repository(&spec.image);
+    /// Returns the credentials for an image: those of the pod, then those of the node.
+    async fn credentials(&self, pod: &Arc<Pod>, name: &str) -> Result<Vec<Credentials>, Error> {
+        let repository = credentials::repository(name);
         let of_pod = pull_secrets::keyring(pod, &self.objects.read(pod, Use::Pulls).await)?;
         let files = self.files.clone();
         let mut of_node = task::blocking(move || files.read()).await;
@@ -356,18 +410,28 @@ impl Images {
         }
         let mut found = of_pod.lookup(&repository);
         found.append(&mut of_node.lookup(&repository));
-        let request = |auth: Option<api::AuthConfig>| api::PullImageRequest {
-            image: Some(spec.clone()),
-            auth,
-            sandbox_config: Some(sandbox.clone()),
-        };
+        Ok(found)
+    }
+
+    /// Pulls an image with each of the credentials until one succeeds, and returns it. Without any
+    /// credentials pulls it once without. Upstream: `kubeGenericRuntimeManager.PullImage`.
+    async fn pull_with_any(
+        &self,
+        spec: &api::ImageSpec,
+        sandbox: &api::PodSandboxConfig,
+        credentials: Vec<Credentials>,
+    ) -> Result<(api::PullImageResponse, Option<Credentials>), Error> {
         let mut causes = Vec::new();
-        let found = found.iter().map(|found| Some(found.config()));
-        // One request without credentials, if no credentials were found.
-        let without = found.len() == 0;
-        for auth in found.chain(without.then_some(None)) {
-            match self.service.pull_image(request(auth)).await {
-                Ok(pulled) => return Ok(pulled),
+        // One request without credentials, if there are none.
+        let without = credentials.is_empty();
+        for used in credentials.into_iter().map(Some).chain(without.then_some(None)) {
+            let request = api::PullImageRequest {
+                image: Some(spec.clone()),
+                auth: used.as_ref().map(Credentials::config),
+                sandbox_config: Some(sandbox.clone()),
+            };
+            match self.service.pull_image(request).await {
+                Ok(pulled) => return Ok((pulled, used)),
                 Err(error) => causes.push(error),
             }
         }

@@ -2,7 +2,7 @@
 //! Upstream: `getPullSecretsForPod`, `pkg/credentialprovider/secrets`.
 
 use super::Error;
-use super::credentials::Keyring;
+use super::credentials::{Coordinates, Keyring, Source};
 use crate::events;
 use crate::objects::{Kind, PodObjects};
 use crate::pod::{Pod, PodExt};
@@ -27,15 +27,23 @@ pub(super) fn keyring(pod: &Pod, objects: &PodObjects) -> Result<Keyring, Error>
             }
         };
         let content = |key: &str| secret.data.get(key).filter(|content| !content.is_empty());
+        let mut own = Keyring::default();
         let added = match secret.secret_type.as_str() {
-            "kubernetes.io/dockerconfigjson" => content(".dockerconfigjson")
-                .map_or(Ok(()), |content| keyring.add_config_json(content)),
+            "kubernetes.io/dockerconfigjson" => {
+                content(".dockerconfigjson").map_or(Ok(()), |content| own.add_config_json(content))
+            }
             "kubernetes.io/dockercfg" => {
-                content(".dockercfg").map_or(Ok(()), |content| keyring.add_dockercfg(content))
+                content(".dockercfg").map_or(Ok(()), |content| own.add_dockercfg(content))
             }
             _ => Ok(()),
         };
         added.map_err(|source| Error::PullSecret { name: name.to_owned(), source })?;
+        let coordinates = Coordinates {
+            uid: secret.uid.clone(),
+            namespace: pod.namespace().to_owned(),
+            name: name.to_owned(),
+        };
+        keyring.add_from(Source::Secret(coordinates), own);
     }
     if !missing.is_empty() {
         let message = format!(
@@ -52,11 +60,12 @@ pub(super) fn keyring(pod: &Pod, objects: &PodObjects) -> Result<Keyring, Error>
 mod tests {
     use serde_json::json;
 
+    use super::super::credentials::Credentials;
     use super::*;
     use crate::causes::chain;
 
     fn secret(name: &str, kind: &str, key: &str, content: &str) -> String {
-        let metadata = json!({"name": name, "namespace": "n"});
+        let metadata = json!({"name": name, "namespace": "n", "uid": format!("{name}-uid")});
         let data = json!({key: content});
         let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata});
         let mut secret = secret;
@@ -87,15 +96,21 @@ mod tests {
         ];
         let secrets: Vec<&str> = secrets.iter().map(String::as_str).collect();
         for (names, expected) in [
-            (&["json", "cfg"][..], Ok("one two")),
-            (&["", "none", "opaque", "empty", "cfg"], Ok("two")),
+            (&["json", "cfg"][..], Ok("one n/json/json-uid, two n/cfg/cfg-uid")),
+            (&["", "none", "opaque", "empty", "cfg"], Ok("two n/cfg/cfg-uid")),
             (&[], Ok("")),
             (&["json", "broken"], Err("pull secret \"broken\": malformed at line 1, column 2")),
         ] {
             let pod = pod(names);
             let users = keyring(&pod, &PodObjects::for_tests(&pod, &secrets)).map(|keyring| {
                 let found = keyring.lookup("r.test/image");
-                found.into_iter().map(|user| user.username).collect::<Vec<_>>().join(" ")
+                let user = |found: Credentials| match found.source.as_deref() {
+                    Some(Source::Secret(Coordinates { uid, namespace, name })) => {
+                        format!("{} {namespace}/{name}/{uid}", found.username)
+                    }
+                    other => format!("{other:?}"),
+                };
+                found.into_iter().map(user).collect::<Vec<_>>().join(", ")
             });
             let users = users.map_err(|error| chain(&error));
             assert_eq!(users.as_deref().map_err(String::as_str), expected, "{names:?}");

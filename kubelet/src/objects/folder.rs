@@ -225,7 +225,9 @@ fn decode(bytes: &[u8]) -> Result<(Key, Arc<Contents>), Error> {
             let texts = secret.string_data.unwrap_or_default();
             data.extend(texts.into_iter().map(|(key, text)| (key, text.into_bytes())));
             let secret_type = secret.type_.unwrap_or_default();
-            (Kind::Secret, secret.metadata, Contents { data, secret_type, ..Contents::default() })
+            let uid = secret.metadata.uid.clone().unwrap_or_default();
+            let contents = Contents { data, secret_type, uid, ..Contents::default() };
+            (Kind::Secret, secret.metadata, contents)
         }
         ("node.k8s.io/v1", "RuntimeClass") => {
             let class: RuntimeClass = serde_json::from_value(document).map_err(invalid)?;

@@ -74,6 +74,8 @@ pub struct Contents {
     pub binary_data: BTreeMap<String, Vec<u8>>,
     /// That of a Secret.
     pub secret_type: String,
+    /// That of a Secret: one that is created again under its name is another one.
+    pub uid: String,
 }
 
 impl Contents {

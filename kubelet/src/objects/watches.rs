@@ -211,6 +211,7 @@ impl<'de, const IS_SECRET: bool> Deserialize<'de> for Fetched<IS_SECRET> {
             data,
             binary_data: binary.map(bytes).collect::<Result<_, _>>()?,
             secret_type: wire.r#type.unwrap_or_default(),
+            uid: if IS_SECRET { wire.metadata.uid.to_string() } else { String::new() },
         };
         Ok(Fetched {
             meta: wire.metadata,
@@ -384,11 +385,12 @@ mod tests {
         assert_eq!(map.contents.bytes("a"), Some(&b"Yg=="[..]));
         assert_eq!(map.contents.bytes("b"), Some(&[0, 1][..]));
         assert!(map.is_immutable && map.meta.resource_version == 7);
-        let secret = r#"{ "metadata": { "name": "s", "resourceVersion": "8" }, "type": "Opaque",
-            "data": { "a": "Yg==" } }"#;
+        let secret = r#"{ "metadata": { "name": "s", "uid": "u", "resourceVersion": "8" },
+            "type": "Opaque", "data": { "a": "Yg==" } }"#;
         let secret: Fetched<true> = serde_json::from_str(secret).expect("a Secret");
         assert_eq!(secret.contents.bytes("a"), Some(&b"b"[..]));
         assert_eq!((secret.is_immutable, &*secret.contents.secret_type), (false, "Opaque"));
+        assert_eq!((&*map.contents.uid, &*secret.contents.uid), ("", "u"));
         let empty: Fetched<true> =
             serde_json::from_str(r#"{ "metadata": {}, "data": null }"#).expect("a Secret");
         assert_eq!(*empty.contents, Contents::default());

@@ -3,11 +3,11 @@
 
 use std::collections::BTreeMap;
 
-use kube_controller_manager::options::tls_faults;
+use kube_controller_manager::options::{Release, feature_gates, tls_faults};
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use super::values::{GoDuration, Headers, Pairs, Taints};
+use super::values::{FeatureGates, GoDuration, Headers, Pairs, Taints};
 use crate::node::machine_info::count_cpus;
 
 /// The fields that are honoured; durations in Go's form.
@@ -51,6 +51,11 @@ pub struct Configuration {
     /// `None`: unless several pulls are allowed.
     pub serialize_image_pulls: Option<bool>,
     pub max_parallel_image_pulls: Option<i32>,
+    /// Empty: the feature gate is off.
+    pub image_pull_credentials_verification_policy: String,
+    /// Images that one of the policies exempts.
+    pub preloaded_images_verification_allowlist: Vec<String>,
+    pub feature_gates: FeatureGates,
     pub cgroup_root: String,
     pub pod_logs_dir: String,
     pub crash_loop_back_off: CrashLoopBackOff,
@@ -276,6 +281,9 @@ impl Default for Configuration {
             resolv_conf: "/etc/resolv.conf".into(),
             serialize_image_pulls: None,
             max_parallel_image_pulls: None,
+            image_pull_credentials_verification_policy: String::new(),
+            preloaded_images_verification_allowlist: Vec::new(),
+            feature_gates: FeatureGates::default(),
             cgroup_root: String::new(),
             pod_logs_dir: "/var/log/pods".into(),
             crash_loop_back_off: CrashLoopBackOff::default(),
@@ -337,6 +345,8 @@ impl Default for Configuration {
     }
 }
 
+const ENSURE_SECRET_PULLED_IMAGES: &str = "KubeletEnsureSecretPulledImages";
+
 /// How often a source of pods is read whole.
 const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
 
@@ -393,6 +403,41 @@ impl Configuration {
             Some(_) if has_cgroups => Err(Error::ReservedCpusAndCgroups),
             _ => Ok(()),
         }
+    }
+
+    /// Returns whether pods need credentials for images that the kubelet has pulled.
+    pub fn verifies_pulled_images(&self) -> bool {
+        self.feature_gates.0.get(ENSURE_SECRET_PULLED_IMAGES) != Some(&false)
+    }
+
+    /// Sets what depends on feature gates. Upstream: `SetDefaults_KubeletConfiguration`.
+    pub(super) fn set_defaults_of_gates(&mut self) {
+        if self.verifies_pulled_images() {
+            let policy = &mut self.image_pull_credentials_verification_policy;
+            replace_zero(policy, "NeverVerifyPreloadedImages".to_owned());
+        }
+    }
+
+    /// Checks the feature gates: only one may differ from its default in 1.36.
+    ///
+    /// # Errors
+    /// One that names the gate.
+    pub fn check_feature_gates(&self) -> Result<(), Error> {
+        for (gate, on) in &self.feature_gates.0 {
+            let (gate, on) = (gate.clone(), *on);
+            let mut specs = feature_gates(Release::V1_36);
+            match specs.find(|(name, _)| *name == gate) {
+                Some((ENSURE_SECRET_PULLED_IMAGES, _)) => {}
+                Some((_, spec)) if spec.default == on => {}
+                Some((_, spec)) if spec.locked => return Err(Error::LockedGate { gate, on }),
+                None if gate == "AllAlpha" && !on => {}
+                None if gate != "AllAlpha" && gate != "AllBeta" => {
+                    return Err(Error::UnknownGate(gate));
+                }
+                _ => return Err(Error::UnsupportedGate { gate, on }),
+            }
+        }
+        Ok(())
     }
 
     /// Whether the port with authentication is served. Upstream's default is true also without an API
@@ -530,6 +575,52 @@ mod tests {
             let found = configuration.max_parallel_pulls().map_err(|error| error.to_string());
             let expected = expected.map_err(str::to_owned);
             assert_eq!(found, expected, "{is_serial:?} {max:?}");
+        }
+    }
+
+    #[test]
+    fn feature_gates_have_their_defaults_but_for_one() {
+        for (gates, fault) in [
+            (json!({}), None),
+            (json!({"KubeletEnsureSecretPulledImages": false}), None),
+            (json!({"NodeSwap": true, "HPAScaleToZero": false, "AllAlpha": false}), None),
+            (
+                json!({"NodeSwap": false}),
+                Some("cannot set feature gate NodeSwap to false, feature is locked to true"),
+            ),
+            (
+                json!({"HPAScaleToZero": true}),
+                Some(
+                    "feature gate HPAScaleToZero=true is not supported yet: see \
+                     docs/kubelet-flags.md",
+                ),
+            ),
+            (
+                json!({"AllBeta": false}),
+                Some("feature gate AllBeta=false is not supported yet: see docs/kubelet-flags.md"),
+            ),
+            (json!({"Nope": true}), Some("unrecognized feature gate: Nope")),
+        ] {
+            let fields = json!({"featureGates": gates});
+            let configuration: Configuration =
+                serde_json::from_value(fields).expect("a configuration");
+            let error = configuration.check_feature_gates().err().map(|error| chain(&error));
+            assert_eq!(error.as_deref(), fault, "{gates}");
+        }
+    }
+
+    #[test]
+    fn policy_of_image_pulls_has_a_default_while_its_gate_is_on() {
+        for (fields, expected) in [
+            (json!({}), "NeverVerifyPreloadedImages"),
+            (json!({"featureGates": {"KubeletEnsureSecretPulledImages": false}}), ""),
+            (json!({"imagePullCredentialsVerificationPolicy": "AlwaysVerify"}), "AlwaysVerify"),
+        ] {
+            let mut configuration: Configuration =
+                serde_json::from_value(fields.clone()).expect("a configuration");
+            configuration.set_defaults_of_gates();
+            let policy = configuration.image_pull_credentials_verification_policy;
+            assert_eq!(policy, expected, "{fields}");
         }
     }
 

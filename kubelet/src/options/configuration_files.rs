@@ -19,7 +19,7 @@ fn honoured() -> Vec<String> {
 }
 
 /// Fields that are accepted with one value, which is how this kubelet works.
-const FIXED: [(&str, &str); 17] = [
+const FIXED: [(&str, &str); 16] = [
     ("failSwapOn", "false"),
     ("failCgroupV1", "false"),
     ("makeIPTablesUtilChains", "false"),
@@ -35,7 +35,6 @@ const FIXED: [(&str, &str); 17] = [
     ("kernelMemcgNotification", "false"),
     ("enableContentionProfiling", "false"),
     ("enableSystemLogQuery", "false"),
-    ("imagePullCredentialsVerificationPolicy", "\"NeverVerify\""),
     ("configMapAndSecretChangeDetectionStrategy", "\"Watch\""),
 ];
 
@@ -43,12 +42,11 @@ const FIXED: [(&str, &str); 17] = [
 const WITHOUT_EFFECT: [&str; 2] = ["contentType", "hairpinMode"];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "cpuManagerPolicyOptions cpuManagerReconcilePeriod featureGates \
-    iptablesDropBit iptablesMasqueradeBit kubeletCgroups logging maxOpenFiles \
-    memoryReservationPolicy memorySwap memoryThrottlingFactor podCIDR \
-    preloadedImagesVerificationAllowlist qosReserved registryBurst registryPullQPS \
-    reservedMemory showHiddenMetricsForVersion singleProcessOOMKill systemCgroups \
-    tlsCurvePreferences topologyManagerPolicyOptions tracing volumePluginDir";
+const REFUSED: &str = "cpuManagerPolicyOptions cpuManagerReconcilePeriod iptablesDropBit \
+    iptablesMasqueradeBit kubeletCgroups logging maxOpenFiles memoryReservationPolicy memorySwap \
+    memoryThrottlingFactor podCIDR qosReserved registryBurst registryPullQPS reservedMemory \
+    showHiddenMetricsForVersion singleProcessOOMKill systemCgroups tlsCurvePreferences \
+    topologyManagerPolicyOptions tracing volumePluginDir";
 
 const EVICTION_HARD: &str = "evictionHard";
 

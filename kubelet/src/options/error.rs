@@ -59,6 +59,17 @@ pub enum Error {
     MaxPulls(i32),
     /// Several pulls at a time are allowed and forbidden.
     SerialPulls,
+    UnknownGate(String),
+    /// Of a feature gate, upstream allows only the other value.
+    LockedGate {
+        gate: String,
+        on: bool,
+    },
+    /// Of a feature gate, this kubelet has only the other value.
+    UnsupportedGate {
+        gate: String,
+        on: bool,
+    },
 }
 
 impl fmt::Display for Error {
@@ -122,6 +133,14 @@ impl fmt::Display for Error {
             Error::SerialPulls => f.write_str(
                 "maxParallelImagePulls cannot be larger than 1 unless serializeImagePulls \
                  (--serialize-image-pulls) is set to false",
+            ),
+            Error::UnknownGate(gate) => write!(f, "unrecognized feature gate: {gate}"),
+            Error::LockedGate { gate, on } => {
+                write!(f, "cannot set feature gate {gate} to {on}, feature is locked to {}", !on)
+            }
+            Error::UnsupportedGate { gate, on } => write!(
+                f,
+                "feature gate {gate}={on} is not supported yet: see docs/kubelet-flags.md"
             ),
         }
     }

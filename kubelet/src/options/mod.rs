@@ -14,7 +14,7 @@ use kube_controller_manager::options::{Arguments, Level, Version, flag_table, pr
 
 use self::configuration::Configuration;
 pub use self::error::Error;
-pub use self::values::{GoDuration, Headers, NodeLabels, Pairs, Taints};
+pub use self::values::{FeatureGates, GoDuration, Headers, NodeLabels, Pairs, Taints};
 use crate::node::address::NodeIps;
 use crate::node::labels;
 
@@ -183,6 +183,8 @@ flag_table! {
         config: String => files.config;
         /// Folder whose *.conf files override the configuration.
         config_dir: String => files.config_dir;
+        /// Feature gates of upstream, as name=bool,name=bool.
+        feature_gates: FeatureGates => configuration.feature_gates;
     }
     "Sources of pods" {
         /// Folder or file of static pods.
@@ -341,7 +343,7 @@ flag_table! {
 const REFUSED: &str = "contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy \
     cpu-manager-policy-options cpu-manager-reconcile-period \
     exit-on-lock-contention experimental-allocatable-ignore-eviction \
-    experimental-mounter-path fail-cgroupv1 fail-swap-on feature-gates hairpin-mode \
+    experimental-mounter-path fail-cgroupv1 fail-swap-on hairpin-mode \
     kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps kubelet-cgroups \
     lock-file make-iptables-util-chains max-open-files memory-manager-policy pod-cidr \
     protect-kernel-defaults qos-reserved registry-burst registry-qps reserved-memory runonce \
@@ -386,6 +388,7 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
     settings.ignored_fields = read.ignored;
     set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
     settings.configuration.replace_zero_periods();
+    settings.configuration.set_defaults_of_gates();
     if settings.root.is_empty() {
         settings.root = Settings::default().root;
     }
@@ -393,6 +396,7 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
     if config.is_empty() != bin_dir.is_empty() {
         return Err(Error::CredentialProviders);
     }
+    settings.configuration.check_feature_gates()?;
     settings.configuration.max_parallel_pulls()?;
     settings.configuration.check_node()?;
     settings.configuration.check_server()?;
@@ -509,13 +513,19 @@ mod tests {
     fn file_is_read_below_the_flags() {
         let file = std::env::temp_dir().join(format!("kubelet-pulls-{}.yaml", std::process::id()));
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
-                    maxParallelImagePulls: 2\ncontentType: x\nauthorization: null\n";
+                    maxParallelImagePulls: 2\ncontentType: x\nauthorization: null\n\
+                    featureGates: {NodeSwap: true, HPAScaleToZero: false}\n";
         std::fs::write(&file, text).expect("a file");
         let config = format!("--config={}", file.display());
         let settings = run(&[&config]).expect("settings");
         // There is no log yet.
         assert_eq!(settings.ignored_fields, BTreeSet::from(["contentType".to_owned()]));
         assert_eq!(settings.configuration.max_parallel_pulls().ok(), Some(Some(2)));
+        assert!(settings.configuration.verifies_pulled_images());
+        let gates = "--feature-gates=KubeletEnsureSecretPulledImages=false,NodeSwap=true";
+        let configuration = run(&[&config, gates]).expect("settings").configuration;
+        assert!(!configuration.verifies_pulled_images());
+        assert_eq!(configuration.feature_gates.0.len(), 3);
         let fault = run(&[&config, "--serialize-image-pulls=true"]).expect_err("a conflict");
         assert!(fault.starts_with("maxParallelImagePulls cannot be larger than 1"), "{fault}");
         std::fs::remove_file(&file).expect("removed");

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kube_controller_manager::options::{Given, Value};
+use kube_controller_manager::options::{Gates, Given, Value};
 use serde::{Deserialize, Serialize};
 
 use crate::node::labels::Taint;
@@ -149,5 +149,25 @@ impl Value for Headers {
         let all = self.0.iter();
         let all = all.flat_map(|(name, values)| values.iter().map(move |v| format!("{name}:{v}")));
         all.collect::<Vec<_>>().join(",")
+    }
+}
+
+/// Feature gates, as `A=true,B=false`. Upstream: `MapStringBool`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(transparent)]
+pub struct FeatureGates(pub BTreeMap<String, bool>);
+
+impl Value for FeatureGates {
+    const KIND: &'static str = "mapStringBool";
+    fn parse(text: &str) -> Result<FeatureGates, String> {
+        Gates::parse(text).map(|gates| FeatureGates(gates.given.into_iter().collect()))
+    }
+    /// Adds the gates of all flags to those of the file. Upstream: `kubeletConfigFlagPrecedence`.
+    fn merge(&mut self, given: Vec<Given<FeatureGates>>) {
+        self.0.extend(given.into_iter().flat_map(|Given(gates)| gates.0));
+    }
+    fn text(&self) -> String {
+        let gates = self.0.iter().map(|(gate, on)| format!("{gate}={on}"));
+        gates.collect::<Vec<_>>().join(",")
     }
 }

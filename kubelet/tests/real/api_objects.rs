@@ -13,10 +13,11 @@ use kubelet::objects::{Kind, Objects, Use};
 use kubelet::pod::{Pod, PodExt, Uid};
 use serde_json::{Value, json};
 
-use super::api::{Agent, PATIENCE, Server, key};
+use super::api::{Agent, PATIENCE, Server, key, sleeps};
 use super::machine::{Error, Machine};
-use super::node::place;
+use super::node::{Node, place};
 use super::pods::{container, is_ready};
+use super::registry;
 
 const CONFIG_MAPS: ResourceType = ResourceType::fixed("", "v1", "ConfigMap", "configmaps", true);
 const SECRETS: ResourceType = ResourceType::fixed("", "v1", "Secret", "secrets", true);
@@ -237,6 +238,56 @@ fn pods_of_the_server_get_its_objects() {
         fs::write(out.join("end"), "").expect("a file");
         eventually(&server, &machine, || read("env").contains("COLOR=blue")).await;
         assert!(read("env").contains("PASSWORD=s3cret"));
+        drop(agent);
+    });
+}
+
+#[test]
+fn images_of_a_secret_are_there_for_pods_with_its_credentials() {
+    let Some(node) = Node::start("pull-records") else { return };
+    // user:secret
+    registry::start(&node, &["app"], Some("dXNlcjpzZWNyZXQ="));
+    task::run(1, async move {
+        let server = Server::start().await;
+        let auths = json!({"auths": {registry::ADDRESS: {"auth": "dXNlcjpzZWNyZXQ="}}});
+        for name in ["first", "second"] {
+            let secret = json!({
+                "metadata": {"name": name}, "type": "kubernetes.io/dockerconfigjson",
+                "stringData": {".dockerconfigjson": auths.to_string()},
+            });
+            server.make(&SECRETS, secret).await;
+        }
+        let create = async |name: &str, secret: &str, policy: &str| {
+            let mut spec = sleeps();
+            spec["imagePullSecrets"] = json!([{"name": secret}]);
+            spec["containers"][0]["image"] = json!(format!("{}/app:1", registry::ADDRESS));
+            spec["containers"][0]["imagePullPolicy"] = json!(policy);
+            server.create(name, "n", json!({}), spec).await;
+        };
+        let kubeconfig = server.sandbox.kubeconfig();
+        let agent = Agent::start(&node, &kubeconfig);
+        create("a", "first", "IfNotPresent").await;
+        server.eventually("a", "ready", is_ready).await;
+        create("b", "none", "IfNotPresent").await;
+        let waits = |pod: &Value, reasons: &[&str]| {
+            let reason = container(pod)["state"]["waiting"]["reason"].as_str();
+            reasons.contains(&reason.unwrap_or_default())
+        };
+        let refused = |pod: &Value| waits(pod, &["ErrImagePull", "ImagePullBackOff"]);
+        server.eventually("b", "refused by the registry", refused).await;
+        create("c", "none", "Never").await;
+        server.eventually("c", "refused", |pod| waits(pod, &["ErrImageNeverPull"])).await;
+        // The records of one process hold for the next one.
+        drop(agent);
+        let agent = Agent::start(&node, &kubeconfig);
+        create("d", "second", "Never").await;
+        server.eventually("d", "ready", is_ready).await;
+        let records = node.folder.join("kubelet/image_manager/pulled");
+        let records = fs::read_dir(records).expect("a folder").flatten();
+        let records = records.map(|file| fs::read_to_string(file.path()).expect("a record"));
+        let records: Vec<String> = records.collect();
+        let names = ["\"name\":\"first\"", "\"name\":\"second\""];
+        assert!(names.iter().all(|name| records.concat().contains(name)), "{records:?}");
         drop(agent);
     });
 }

@@ -145,6 +145,24 @@ fn parallel_pulls_without_a_limit_are_all_under_way() {
 }
 
 #[test]
+fn preloaded_images_need_credentials_where_the_policy_says_so() {
+    let Some(mut node) = Node::start("verified-images") else { return };
+    node.configure("imagePullCredentialsVerificationPolicy: AlwaysVerify");
+    let never = once("never", "Always", STAYS) + "    imagePullPolicy: Never\n";
+    node.write("never.yaml", &never);
+    node.start_kubelet();
+    let refused = |pod: &Value| container(pod)["state"]["waiting"]["reason"] == "ErrImageNeverPull";
+    node.eventually("never-n", "refused", refused);
+    node.configure("featureGates: {KubeletEnsureSecretPulledImages: false}");
+    node.kill_kubelet();
+    node.start_kubelet();
+    node.eventually("never-n", "ready", is_ready);
+    let event =
+        "message=\"Container image \\\"node.test/busybox:1\\\" already present on machine\"\n";
+    assert!(wait(|| node.log().contains(event)), "{}", node.log());
+}
+
+#[test]
 fn failed_pulls_back_off_and_name_their_fault() {
     let Some(mut node) = Node::start("failed-pulls") else { return };
     registry::start(&node, &["app"], None);

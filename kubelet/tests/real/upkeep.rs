@@ -58,6 +58,16 @@ fn images_need_the_credentials_of_the_node() {
     fs::write(node.folder.join("kubelet/config.json"), config).expect("a file");
     node.eventually("app-n", "ready", is_ready);
     assert!(!node.log().contains("secret"), "{}", node.log());
+    // What pulled it is the node's, so all pods may use it.
+    let records = node.folder.join("kubelet/image_manager");
+    let files = |folder: &str| fs::read_dir(records.join(folder)).expect("a folder").flatten();
+    let pulled = files("pulled").map(|file| fs::read_to_string(file.path()).expect("a record"));
+    let end = format!(
+        "\"credentialMapping\":{{\"{}/app\":{{\"nodePodsAccessible\":true}}}}}}\n",
+        registry::ADDRESS
+    );
+    assert_eq!(pulled.filter(|record| record.ends_with(&end)).count(), 1);
+    assert!(wait(|| files("pulling").count() == 0));
 }
 
 /// A sandbox of another program, with this uid as its label.
