@@ -79,7 +79,7 @@ impl Options {
     ///
     /// # Errors
     /// The given feature gates and `--min-compatibility-version` that it does not allow, a line
-    /// each; the release is followed all the same.
+    /// each; the release is followed nevertheless.
     pub fn follow(&mut self, release: Release) -> Result<(), Vec<String>> {
         self.feature_gates.release = release;
         let mut problems = self.feature_gates.problems(&[release]);

@@ -85,7 +85,7 @@ impl Collector for ClaimCollector {
         self.claims.desc()
     }
 
-    /// Counts the claims anew. `metrics::render` lets only one reader do so at a time.
+    /// Counts the claims again. `metrics::render` lets only one reader do so at a time.
     fn collect(&self) -> Vec<MetricFamily> {
         self.claims.reset();
         let lister = CLAIMS.lock().clone();
