@@ -5,6 +5,7 @@ pub mod details;
 mod files;
 mod name;
 mod resources;
+mod system;
 mod systemd;
 pub mod usage;
 
@@ -18,6 +19,7 @@ use rustix::process::{Pid, Signal};
 pub use files::{Error, Hierarchy};
 pub use name::{Driver, Name};
 pub use resources::{PodLimits, Resources, pod_amount};
+pub use system::{SystemCgroups, join};
 
 use resources::UNBOUNDED;
 
@@ -114,6 +116,11 @@ impl Cgroups {
     /// Returns the path of the cgroup of all pods below the mounts.
     pub fn all_pods(&self) -> String {
         self.all_pods.path(self.driver)
+    }
+
+    /// Returns the paths of the cgroups of the classes that have their own.
+    pub fn classes(&self) -> [String; 2] {
+        [QosClass::Burstable, QosClass::BestEffort].map(|class| self.class(class).path(self.driver))
     }
 
     /// Returns the path of a pod's cgroup below the mounts.
