@@ -30,6 +30,7 @@ use async_channel::Receiver;
 use event_listener::Event;
 use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 
 pub use self::admit::{Admission, FetchNode};
@@ -43,6 +44,7 @@ use self::pod_store::PodStore;
 use self::pod_workers::Reason;
 use self::resize::Resizes;
 use self::startup::Startups;
+use self::usage::SandboxImages;
 use crate::allocation::Checkpoint;
 use crate::kuberuntime::Manager;
 use crate::objects;
@@ -62,6 +64,9 @@ pub struct Kubelet {
     resizes: Resizes,
     health: LoopHealth,
     stats: Stats,
+    sandbox_images: SandboxImages,
+    /// When this kubelet was created.
+    started: Timestamp,
     startups: Startups,
     shutdown: ShutdownState,
     /// Opens once the pods of all sources and of the runtime are known.
@@ -90,6 +95,8 @@ impl Kubelet {
             resizes: Resizes::new(allocated),
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
+            sandbox_images: SandboxImages::default(),
+            started: clock.now(),
             startups: Startups::default(),
             shutdown: ShutdownState::default(),
             listed: Latch::new(),
