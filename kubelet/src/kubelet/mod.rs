@@ -42,7 +42,7 @@ use self::evict::ShutdownState;
 use self::health::LoopHealth;
 use self::pod_store::PodStore;
 use self::pod_workers::Reason;
-use self::resize::Resizes;
+use self::resize::{Resizes, Trigger};
 use self::startup::Startups;
 use self::usage::SandboxImages;
 use crate::allocation::Checkpoint;
@@ -156,7 +156,7 @@ impl Kubelet {
         if !had_seen_all {
             self.notify_mirrors();
         }
-        self.retry_resizes().await;
+        self.retry_resizes(Trigger::of(update)).await;
     }
 
     /// Stores pods of which only the status at the API server has changed. Most such changes are
