@@ -651,10 +651,8 @@ fn join_cgroup(configuration: &Configuration) {
     if path.is_empty() {
         return;
     }
-    let joined = Hierarchy::detect().map_err(io::Error::other).and_then(|hierarchy| {
-        // All of it is in files of the kernel, and happens once.
-        cgroups::join(&hierarchy, path)
-    });
+    let hierarchy = Hierarchy::detect().map_err(io::Error::other);
+    let joined = hierarchy.and_then(|hierarchy| cgroups::join(&hierarchy, path));
     if let Err(error) = joined {
         log::warn!("kubeletCgroups (--kubelet-cgroups): {error}");
     }
