@@ -630,8 +630,8 @@ fn set_oom_score(configuration: &Configuration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sets the limits of open files of this process and of its children, as upstream, or else raises the
-/// soft limit to the hard one.
+/// Sets the limits of open files of this process and of its children, as upstream, or else raises
+/// the soft limit to the hard one.
 fn set_open_files(configuration: &Configuration) {
     let limit = u64::try_from(configuration.max_open_files).ok().filter(|limit| *limit > 0);
     let Some(limit) = limit else {
@@ -644,8 +644,8 @@ fn set_open_files(configuration: &Configuration) {
     }
 }
 
-/// Moves this process to the cgroup of the configuration. Where that is not possible it stays in its
-/// own, as upstream.
+/// Moves this process to the cgroup of the configuration. Where that is not possible it stays in
+/// its own, as upstream.
 fn join_cgroup(configuration: &Configuration) {
     let path = configuration.kubelet_cgroups.as_str();
     if path.is_empty() {

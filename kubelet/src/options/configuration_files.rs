@@ -18,7 +18,7 @@ fn honoured() -> Vec<String> {
     }
 }
 
-/// Fields that are accepted with one value, or with that of each row, which is how this kubelet works.
+/// Fields that are accepted with one value, or with that of each row: this is how the kubelet works.
 const FIXED: [(&str, &str); 17] = [
     ("cpuManagerPolicy", "\"none\""),
     ("memoryManagerPolicy", "\"None\""),

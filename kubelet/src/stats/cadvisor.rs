@@ -479,8 +479,8 @@ struct NodeDisk {
 struct DiskCounts([u64; 11]);
 
 impl DiskCounts {
-    /// Finds the device with this number in the content of `/proc/diskstats`; a device that is absent
-    /// has done nothing.
+    /// Finds the device with this number in the content of `/proc/diskstats`; a device that is
+    /// absent has done nothing.
     fn find(text: &str, number: u64) -> DiskCounts {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let of = |line: &str| {
@@ -509,8 +509,8 @@ fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, NodeDisk> {
     disks.collect()
 }
 
-/// Adds the series of a disk of the node. Its times are seconds, where cAdvisor divides milliseconds
-/// by 10^9.
+/// Adds the series of a disk of the node. Its times are seconds, where cAdvisor divides
+/// milliseconds by 10^9.
 fn add_disk(page: &mut Page, labels: &str, NodeDisk { fs, counts }: &NodeDisk) {
     for (name, value) in [
         ("container_fs_inodes_free", fs.inodes_free),

@@ -66,7 +66,8 @@ impl Caller {
         self.account().map(|account| account.key.clone())
     }
 
-    /// Returns whether a password is the caller's token, though the answer holds for later tokens too.
+    /// Returns whether a password is the caller's token, though the answer holds for later tokens
+    /// too.
     pub(super) fn is_lasting_token(&self, password: &str) -> bool {
         let account = self.account().filter(|account| account.key.token.is_none());
         account.is_some_and(|account| *account.token == *password)
@@ -218,8 +219,8 @@ mod tests {
     fn pods_without_an_account_are_the_nodes_or_left_out() {
         let clock = FakeClock::new(Timestamp::from_secs(0));
         let objects = Objects::new(LocalObjects::default(), clock);
-        let standalone = "failed to get service account: cannot get ServiceAccounts when kubelet is \
-                          in standalone mode";
+        let standalone = "failed to get service account: cannot get ServiceAccounts when kubelet \
+                          is in standalone mode";
         for (account, needs_account, expected) in [
             ("", true, Ok(None)),
             ("", false, Ok(Some(Caller::Node))),
