@@ -243,6 +243,14 @@ pub fn observe_resize(is_done: bool, took: Duration) {
     RESIZE_DURATION.with_label_values(&[success]).observe(took.as_secs_f64() * 1e3);
 }
 
+/// Observes a run of a credential provider.
+pub fn observe_credential_provider(name: &str, has_failed: bool, took: Duration) {
+    CREDENTIAL_PROVIDER.with_label_values(&[name]).observe(took.as_secs_f64());
+    if has_failed {
+        CREDENTIAL_PROVIDER_ERRORS.with_label_values(&[name]).inc();
+    }
+}
+
 /// Counts an operation on a volume.
 pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
     let status = if is_done { "success" } else { "fail-unknown" };
@@ -389,6 +397,13 @@ metrics! {
     pub static DEFERRED_ACCEPTED_RESIZES: IntCounterVec["retry_trigger"] =
         "kubelet_pod_deferred_accepted_resizes_total",
         "[ALPHA] Cumulative number of resizes that were accepted after being deferred.";
+    // Upstream: `pkg/credentialprovider/plugin`.
+    pub static CREDENTIAL_PROVIDER_ERRORS: IntCounterVec["plugin_name"] =
+        "kubelet_credential_provider_plugin_errors_total",
+        "[ALPHA] Number of errors from credential provider plugin";
+    static CREDENTIAL_PROVIDER: HistogramVec["plugin_name"] =
+        "kubelet_credential_provider_plugin_duration",
+        "[ALPHA] Duration of execution in seconds for credential provider plugin";
     pub static HOOK_FALLBACKS: IntCounter = "kubelet_lifecycle_handler_http_fallbacks_total",
         "[ALPHA] The number of times lifecycle handlers successfully fell back to http from https.";
     pub static SLEEPS_ENDED_EARLY: IntCounter = "kubelet_sleep_action_terminated_early_total",

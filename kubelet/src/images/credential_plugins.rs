@@ -24,6 +24,7 @@ pub use self::error::Error;
 
 use super::credentials::{Credentials, Keyring, is_match};
 use crate::causes::chain;
+use crate::metrics;
 use crate::objects::Objects;
 use crate::options::GoDuration;
 use crate::pod::Pod;
@@ -273,7 +274,11 @@ impl Plugin {
         if let Some(found) = self.cached(image, &account, now) {
             return Ok(found);
         }
-        let output = self.run(image, caller, clock).await?;
+        let output = self.run(image, caller, clock).await;
+        let has_failed = !output.as_ref().is_ok_and(|output| output.status.success());
+        let took = clock.monotonic().saturating_sub(now);
+        metrics::observe_credential_provider(&self.provider.name, has_failed, took);
+        let output = output?;
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(Error::Failed { status: output.status, text });
@@ -466,7 +471,10 @@ providers:
         assert_eq!(ask("eu.example.com/a"), "me 3");
         fs::write(programs.join("broken"), "").expect("a file");
         assert_eq!(ask("eu.example.com/a"), "me 3");
+        let errors = metrics::CREDENTIAL_PROVIDER_ERRORS.with_label_values(&["helper"]);
+        let before = errors.get();
         assert_eq!(ask("as.example.com/a"), "");
+        assert_eq!(errors.get(), before + 1);
         fs::remove_dir_all(&folder).expect("removed");
     }
 
