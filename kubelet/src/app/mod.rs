@@ -771,6 +771,7 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
             &settings.runtime_cgroups,
         ),
         seccomp_default: configuration.seccomp_default,
+        single_process_oom_kill: configuration.single_process_oom_kill == Some(true),
     }
 }
 

@@ -24,6 +24,8 @@ const KERNEL_SETTINGS: [(&str, &str); 6] = [
 #[derive(Debug)]
 pub enum Error {
     CgroupV1,
+    /// Version 1 of cgroups cannot kill all processes of a container.
+    SingleProcess,
     SwapIsOn,
     /// The list of areas of swap cannot be read.
     Swaps(io::Error),
@@ -37,6 +39,10 @@ impl fmt::Display for Error {
             Error::CgroupV1 => f.write_str(
                 "kubelet is configured to not run on a host using cgroup v1. cgroup v1 support is \
                  unsupported and will be removed in a future release",
+            ),
+            Error::SingleProcess => f.write_str(
+                "invalid configuration: singleProcessOOMKill must not be explicitly set to false \
+                 when using cgroup v1",
             ),
             Error::SwapIsOn => f.write_str(
                 "running with swap on is not supported, please disable swap or set --fail-swap-on \
@@ -62,9 +68,7 @@ impl StdError for Error {
 /// # Errors
 /// See [`Error`].
 pub fn check(configuration: &Configuration) -> Result<(), Error> {
-    if configuration.fail_cgroup_v1 && cgroup_version() == 1 {
-        return Err(Error::CgroupV1);
-    }
+    check_cgroups(configuration, cgroup_version())?;
     if configuration.fail_swap_on {
         match fs::read_to_string("/proc/swaps") {
             Ok(areas) if has_areas(&areas) => return Err(Error::SwapIsOn),
@@ -83,6 +87,20 @@ pub fn check(configuration: &Configuration) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Checks what the configuration asks of the version of cgroups.
+fn check_cgroups(configuration: &Configuration, version: i64) -> Result<(), Error> {
+    if version != 1 {
+        return Ok(());
+    }
+    if configuration.fail_cgroup_v1 {
+        return Err(Error::CgroupV1);
+    }
+    match configuration.single_process_oom_kill {
+        Some(false) => Err(Error::SingleProcess),
+        _ => Ok(()),
+    }
 }
 
 /// Returns whether `/proc/swaps` with this content lists an area: its first line is the head.
@@ -107,6 +125,31 @@ fn kernel_faults(read: impl Fn(&str) -> io::Result<String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn settings_of_version_1_are_checked() {
+        for (fails, single, version, expected) in [
+            (false, None, 1, None),
+            (false, Some(true), 1, None),
+            (false, Some(false), 1, Some("singleProcessOOMKill must not")),
+            (false, Some(false), 2, None),
+            (true, None, 1, Some("configured to not run on a host using cgroup v1")),
+            (true, None, 2, None),
+        ] {
+            let configuration = Configuration {
+                fail_cgroup_v1: fails,
+                single_process_oom_kill: single,
+                ..Configuration::default()
+            };
+            let fault = check_cgroups(&configuration, version).err();
+            let fault = fault.map(|fault| fault.to_string());
+            let is_expected = match expected {
+                Some(text) => fault.as_ref().is_some_and(|fault| fault.contains(text)),
+                None => fault.is_none(),
+            };
+            assert!(is_expected, "{fails} {single:?} {version}: {fault:?}");
+        }
+    }
 
     #[test]
     fn swap_is_on_where_an_area_is_listed() {

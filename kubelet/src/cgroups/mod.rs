@@ -364,11 +364,11 @@ impl Features {
     }
 
     /// Returns entries of `unified` for containers in version 2: the kernel kills all processes of
-    /// a container at its memory limit, and the container gets no swap. Upstream:
-    /// `singleProcessOOMKill`, `ConfigureNoSwap`.
-    pub fn unified(self) -> HashMap<String, String> {
+    /// a container at its memory limit, unless `kills_single`, and the container gets no swap.
+    /// Upstream: `singleProcessOOMKill`, `ConfigureNoSwap`.
+    pub fn unified(self, kills_single: bool) -> HashMap<String, String> {
         let entries = [
-            ("memory.oom.group", "1", self.is_v2),
+            ("memory.oom.group", "1", self.is_v2 && !kills_single),
             ("memory.swap.max", "0", self.is_v2 && self.limits_swap),
         ];
         let present = entries.into_iter().filter(|(_, _, is_present)| *is_present);
@@ -418,7 +418,9 @@ mod tests {
         ] {
             let features = Features { is_v2, limits_swap };
             let expected = expected.iter().map(|(file, text)| (file.to_string(), text.to_string()));
-            assert_eq!(features.unified(), expected.collect(), "{features:?}");
+            assert_eq!(features.unified(false), expected.collect(), "{features:?}");
+            // With `singleProcessOOMKill`, only swap is limited.
+            assert_eq!(features.unified(true).len(), usize::from(is_v2 && limits_swap));
             assert_eq!(features.limits_memory_and_swap(), both, "{features:?}");
         }
     }

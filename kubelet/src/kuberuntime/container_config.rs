@@ -62,7 +62,7 @@ impl Manager {
                 runtime_by_default: self.node.seccomp_default,
             },
             has_app_armor: app_armor::is_enabled(),
-            unified: features.unified(),
+            unified: features.unified(self.node.single_process_oom_kill),
             limits_memory_and_swap: features.limits_memory_and_swap(),
         };
         self.check_features(pod, container).await?;

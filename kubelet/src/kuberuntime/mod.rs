@@ -65,6 +65,9 @@ pub struct Node {
     pub system_cgroups: SystemCgroups,
     /// Containers that name no seccomp profile get the runtime's.
     pub seccomp_default: bool,
+    /// In version 2 of cgroups, a container that exceeds its memory limit loses one process, as in
+    /// version 1.
+    pub single_process_oom_kill: bool,
 }
 
 /// The calls to the runtime that pods need.

@@ -229,7 +229,7 @@ impl Manager {
         let mut linux =
             spec::resources(pod, &resized, self.node.memory_bytes, &self.node.page_sizes);
         let features = self.cgroup_features().await;
-        linux.unified = features.unified();
+        linux.unified = features.unified(self.node.single_process_oom_kill);
         if features.limits_memory_and_swap() {
             linux.memory_swap_limit_in_bytes = linux.memory_limit_in_bytes;
         }

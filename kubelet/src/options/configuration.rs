@@ -97,6 +97,9 @@ pub struct Configuration {
     pub protect_kernel_defaults: bool,
     /// Containers that name no seccomp profile get the runtime's.
     pub seccomp_default: bool,
+    /// `None`: in version 2 of cgroups, all processes of a container are killed.
+    #[serde(rename = "singleProcessOOMKill")]
+    pub single_process_oom_kill: Option<bool>,
     pub logging: Logging,
     /// `None`: upstream's thresholds.
     pub eviction_hard: Option<Pairs<'<'>>,
@@ -348,6 +351,7 @@ impl Default for Configuration {
             fail_cgroup_v1: false,
             protect_kernel_defaults: false,
             seccomp_default: false,
+            single_process_oom_kill: None,
             logging: Logging::default(),
             eviction_hard: None,
             eviction_soft: Pairs::default(),

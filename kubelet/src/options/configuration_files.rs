@@ -55,7 +55,7 @@ const WITHOUT_EFFECT: [&str; 8] = [
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
 const REFUSED: &str = "cpuManagerPolicyOptions featureGates podCIDR \
     preloadedImagesVerificationAllowlist qosReserved reservedMemory showHiddenMetricsForVersion \
-    singleProcessOOMKill systemCgroups tlsCurvePreferences topologyManagerPolicyOptions tracing";
+    systemCgroups tlsCurvePreferences topologyManagerPolicyOptions tracing";
 
 const EVICTION_HARD: &str = "evictionHard";
 
