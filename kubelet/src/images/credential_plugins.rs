@@ -100,6 +100,9 @@ enum CacheKey {
     Global,
 }
 
+/// The key of an answer, and that of the account that it is for.
+type AnswerKey = (String, Option<AccountKey>);
+
 impl CacheKey {
     /// Returns the key in the cache of an answer for this image.
     fn of(self, image: &str) -> String {
@@ -116,8 +119,8 @@ impl CacheKey {
 struct Plugin {
     provider: Provider,
     program: PathBuf,
-    /// Answers by their keys and those of accounts, with the time until which they hold.
-    cache: Mutex<BTreeMap<(String, Option<AccountKey>), (Duration, ByPattern)>>,
+    /// Answers with the time until which they hold.
+    cache: Mutex<BTreeMap<AnswerKey, (Duration, ByPattern)>>,
 }
 
 /// All programs of a configuration.
