@@ -60,18 +60,18 @@ fn idle_clients_leave_descriptors_to_probes() {
 }
 
 #[test]
-fn limits_of_descriptors_are_raised() {
+fn limits_of_descriptors_are_set() {
     let Some(mut node) = Node::start("limit") else { return };
     let few = ["prlimit", "--nofile=256:2048"];
     node.start_kubelet_by(&few, &["--max-open-files=0"]);
     assert!(wait(|| node.log().contains("raised from 256 to 2048")), "{}", node.log());
     node.kill_kubelet();
-    node.start_kubelet_by(&few, &["--max-open-files=4096"]);
+    node.start_kubelet_by(&few, &["--max-open-files=1500"]);
     let limits = format!("/proc/{}/limits", node.kubelet_id());
     let is_set = || {
         let limits = std::fs::read_to_string(&limits).unwrap_or_default();
         let line = limits.lines().find(|line| line.starts_with("Max open files"));
-        line.is_some_and(|line| line.split_whitespace().skip(3).take(2).eq(["4096", "4096"]))
+        line.is_some_and(|line| line.split_whitespace().skip(3).take(2).eq(["1500", "1500"]))
     };
     assert!(wait(is_set), "{}", node.log());
 }
