@@ -88,15 +88,24 @@ impl Target {
         parse_url(&self.to_string())
     }
 
+    /// Returns the host as a URL has it.
+    fn bracketed_host(&self) -> String {
+        let host = &self.host;
+        if host.contains(':') { format!("[{host}]") } else { host.clone() }
+    }
+
     /// Returns the host and port as a URL has them: without the port if it is the scheme's.
     fn authority(&self) -> String {
-        let host = &self.host;
-        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
         match self.port {
-            443 if self.is_https => host,
-            80 if !self.is_https => host,
-            port => format!("{host}:{port}"),
+            443 if self.is_https => self.bracketed_host(),
+            80 if !self.is_https => self.bracketed_host(),
+            _ => self.host_and_port(),
         }
+    }
+
+    /// Returns the host and port, also if it is the scheme's.
+    pub fn host_and_port(&self) -> String {
+        format!("{}:{}", self.bracketed_host(), self.port)
     }
 }
 

@@ -25,6 +25,11 @@ const PULL_BUCKETS: [f64; 18] = [
 /// Upstream: those of `StorageOperationMetric`.
 const STORAGE_BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
+/// Milliseconds. Upstream: `podResizeDurationBuckets`.
+const RESIZE_BUCKETS: [f64; 14] = [
+    10.0, 50.0, 100.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0, 30_000.0, 60_000.0,
+    120_000.0, 300_000.0, 600_000.0,
+];
 const STATUS_BUCKETS: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
 /// The results of probes, which have a page of their own. Upstream: `prober.ProberResults`,
@@ -248,6 +253,20 @@ pub fn count_ensured_image(
     ENSURE_IMAGE.with_label_values(&[&*policy, label(is_present), label(needs_pull)]).inc();
 }
 
+/// Observes a resize of a pod's containers and cgroup. Upstream: `doPodResizeAction`.
+pub fn observe_resize(is_done: bool, took: Duration) {
+    let success = if is_done { "true" } else { "false" };
+    RESIZE_DURATION.with_label_values(&[success]).observe(took.as_secs_f64() * 1e3);
+}
+
+/// Observes a run of a credential provider.
+pub fn observe_credential_provider(name: &str, has_failed: bool, took: Duration) {
+    CREDENTIAL_PROVIDER.with_label_values(&[name]).observe(took.as_secs_f64());
+    if has_failed {
+        CREDENTIAL_PROVIDER_ERRORS.with_label_values(&[name]).inc();
+    }
+}
+
 /// Counts an operation on a volume.
 pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
     let status = if is_done { "success" } else { "fail-unknown" };
@@ -399,6 +418,27 @@ metrics! {
         "[ALPHA] Number of pending resizes for pods.";
     pub static RESIZES_IN_PROGRESS: IntGauge = "kubelet_pod_in_progress_resizes",
         "[ALPHA] Number of in-progress resizes for pods.";
+    static RESIZE_DURATION: HistogramVec["success"](RESIZE_BUCKETS) =
+        "kubelet_pod_resize_duration_milliseconds",
+        "[ALPHA] Duration in milliseconds to actuate a pod resize";
+    pub static DEFERRED_ACCEPTED_RESIZES: IntCounterVec["retry_trigger"] =
+        "kubelet_pod_deferred_accepted_resizes_total",
+        "[ALPHA] Cumulative number of resizes that were accepted after being deferred.";
+    // Upstream: `pkg/credentialprovider/plugin`.
+    pub static CREDENTIAL_PROVIDER_ERRORS: IntCounterVec["plugin_name"] =
+        "kubelet_credential_provider_plugin_errors_total",
+        "[ALPHA] Number of errors from credential provider plugin";
+    static CREDENTIAL_PROVIDER: HistogramVec["plugin_name"] =
+        "kubelet_credential_provider_plugin_duration",
+        "[ALPHA] Duration of execution in seconds for credential provider plugin";
+    pub static HOOK_FALLBACKS: IntCounter = "kubelet_lifecycle_handler_http_fallbacks_total",
+        "[ALPHA] The number of times lifecycle handlers successfully fell back to http from https.";
+    pub static SLEEPS_ENDED_EARLY: IntCounter = "kubelet_sleep_action_terminated_early_total",
+        "[ALPHA] The number of times lifecycle sleep handler got terminated before it finishes";
+    pub static ORPHANS_CLEANED: IntGauge = "kubelet_orphan_pod_cleaned_volumes",
+        "[ALPHA] The total number of orphaned Pods whose volumes were cleaned in the last periodic sweep.";
+    pub static ORPHANS_NOT_CLEANED: IntGauge = "kubelet_orphan_pod_cleaned_volumes_errors",
+        "[ALPHA] The number of orphaned Pods whose volumes failed to be cleaned in the last periodic sweep.";
     pub static CGROUP_VERSION: IntGauge = "kubelet_cgroup_version",
         "[ALPHA] cgroup version on the hosts.";
     pub static CGROUP_OPERATION: HistogramVec["operation_type"] =

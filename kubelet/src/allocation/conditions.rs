@@ -52,6 +52,11 @@ impl ResizeState {
         shown.collect()
     }
 
+    /// Returns whether the resize waits for room on the node.
+    pub fn is_deferred(&self) -> bool {
+        self.pending.as_ref().is_some_and(|one| one.reason.as_deref() == Some(DEFERRED))
+    }
+
     /// Returns the time since which the resize waits.
     pub fn pending_since(&self) -> Option<Timestamp> {
         self.pending.as_ref().map(|pending| pending.since)
@@ -232,6 +237,7 @@ mod tests {
         assert!(!conditions.set_pending(&uid, "no memory", Some(2), at(2)));
         assert!(conditions.set_pending(&uid, "no memory", Some(3), at(3)));
         assert_eq!(shown(), ["PodResizePending Deferred no memory Some(3) Some(1)"]);
+        assert!(conditions.get("u").is_deferred());
         let copy = ResizeConditions::default();
         let status = PodStatus {
             conditions: Some(conditions.get("u").conditions()),
@@ -242,6 +248,7 @@ mod tests {
         conditions.begin(&uid, Some(3), at(4));
         conditions.keep_in_progress(&uid, Some(4), at(5));
         assert_eq!(shown(), ["PodResizeInProgress   Some(3) Some(4)"]);
+        assert!(!conditions.get("u").is_deferred());
         assert_eq!(conditions.fail(&uid, "x", Some(4), at(6)), Some(Some(3)));
         assert_eq!(conditions.fail(&uid, "x", Some(4), at(7)), None);
         // What is known of it stays.

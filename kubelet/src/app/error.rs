@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-use super::enforce;
+use super::{enforce, requirements};
 use crate::{
     allocation, cgroups, cri, images, node, options, server, shutdown, upkeep, user_namespaces,
     volumes,
@@ -26,6 +26,8 @@ pub enum Error {
         endpoint: String,
     },
     UnknownDriver(String),
+    /// The machine is not as the configuration wants it.
+    Requirement(requirements::Error),
     ScoreOutOfRange(i32),
     /// A setting of the node is refused.
     Node(node::Error),
@@ -73,6 +75,7 @@ impl fmt::Display for Error {
             Error::UnknownDriver(driver) => {
                 write!(f, "cgroupDriver (--cgroup-driver) {driver:?}: not cgroupfs or systemd")
             }
+            Error::Requirement(error) => error.fmt(f),
             Error::ScoreOutOfRange(score) => write!(
                 f,
                 "oomScoreAdj (--oom-score-adj) {score} must be between range [-1000, 1000]"
@@ -101,6 +104,7 @@ impl StdError for Error {
         match self {
             Error::Signals(error) => Some(error),
             Error::Setting { source, .. } => Some(&**source),
+            Error::Requirement(error) => error.source(),
             Error::Options(error) => error.source(),
             Error::Images(error) => error.source(),
             Error::Node(error) => error.source(),
@@ -127,6 +131,12 @@ impl From<cri::Error> for Error {
 impl From<enforce::Error> for Error {
     fn from(error: enforce::Error) -> Error {
         Error::Enforcement(error)
+    }
+}
+
+impl From<requirements::Error> for Error {
+    fn from(error: requirements::Error) -> Error {
+        Error::Requirement(error)
     }
 }
 

@@ -5,6 +5,7 @@ mod admission;
 mod enforce;
 mod error;
 mod identity;
+mod requirements;
 mod systemd;
 
 use std::collections::BTreeSet;
@@ -25,6 +26,7 @@ use kube_controller_manager::open_files;
 use kube_controller_manager::options::{answer, git_version, version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
+use rustix::process::{Resource, Rlimit, setrlimit};
 
 use self::error::Error;
 use self::identity::Identity;
@@ -32,7 +34,7 @@ use self::systemd::Systemd;
 use crate::allocation::Checkpoint;
 use crate::causes::chain;
 use crate::certificate::ServingCertificate;
-use crate::cgroups::{self, Cgroups, Driver, Hierarchy};
+use crate::cgroups::{self, Cgroups, Driver, Hierarchy, SystemCgroups};
 use crate::cri::{self, ImageService, RuntimeService, api};
 use crate::csi::{CsiDrivers, DriverRegistration, Drivers, NodeInfo};
 use crate::events;
@@ -63,7 +65,7 @@ use crate::node::status::Constants;
 use crate::node_sync::{self, NodeSync, Periods, RuntimeWatch};
 use crate::objects::Objects;
 use crate::objects::folder::{self, LocalObjects};
-use crate::options::configuration::Configuration;
+use crate::options::configuration::{Configuration, JSON};
 use crate::options::{self, Command, Settings};
 use crate::prober::Probes;
 use crate::runtime::backoff::Backoff;
@@ -102,7 +104,7 @@ async fn run(settings: Settings) -> ExitCode {
     let clock = SystemClock::shared();
     let log = logging::Settings {
         program: env!("CARGO_CRATE_NAME"),
-        json: false,
+        json: settings.configuration.logging.format == JSON,
         split: false,
         verbosity: settings.verbosity.0,
         modules: &[],
@@ -112,7 +114,7 @@ async fn run(settings: Settings) -> ExitCode {
     for field in &settings.ignored_fields {
         log::warn!("{field} has no effect: see docs/kubelet-flags.md");
     }
-    open_files::raise_limit();
+    set_open_files(&settings.configuration);
     match start(settings, set_verbosity, clock).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -130,6 +132,7 @@ async fn start(
     clock: SharedClock,
 ) -> Result<(), Error> {
     let stop = task::stop_on_signal().map_err(Error::Signals)?;
+    requirements::check(&settings.configuration)?;
     let systemd = Arc::new(Systemd::detect()?);
     let (watched, time, ended) = (systemd.clone(), clock.clone(), stop.clone());
     drop(task::spawn(async move { ended.unless_stopped(watched.keep_alive(&time)).await }));
@@ -141,6 +144,7 @@ async fn start(
     let identity = identity::establish(&settings, &own, &address, &clock, &stop).await?;
     let Some(Identity { client, serving, lost }) = identity else { return Ok(()) };
     let lost = async { Err(Error::IdentityLost(lost.await)) };
+    join_cgroup(&settings.configuration);
     let node = node(&settings, &machine, own);
     let secure = serving.map(|certificate| Secure { certificate, set_verbosity });
     let ends = Ends { client, secure, systemd };
@@ -639,6 +643,34 @@ fn set_oom_score(configuration: &Configuration) -> Result<(), Error> {
     Ok(())
 }
 
+/// Sets the limits of open files of this process and of its children, as upstream, or else raises
+/// the soft limit to the hard one.
+fn set_open_files(configuration: &Configuration) {
+    let limit = u64::try_from(configuration.max_open_files).ok().filter(|limit| *limit > 0);
+    let Some(limit) = limit else {
+        return open_files::raise_limit();
+    };
+    let limits = Rlimit { current: Some(limit), maximum: Some(limit) };
+    if let Err(error) = setrlimit(Resource::Nofile, limits) {
+        log::warn!("Failed to set rlimit on max file handles: {error}");
+        open_files::raise_limit();
+    }
+}
+
+/// Moves this process to the cgroup of the configuration. Where that is not possible it stays in
+/// its own, as upstream.
+fn join_cgroup(configuration: &Configuration) {
+    let path = configuration.kubelet_cgroups.as_str();
+    if path.is_empty() {
+        return;
+    }
+    let hierarchy = Hierarchy::detect().map_err(io::Error::other);
+    let joined = hierarchy.and_then(|hierarchy| cgroups::join(&hierarchy, path));
+    if let Err(error) = joined {
+        log::warn!("kubeletCgroups (--kubelet-cgroups): {error}");
+    }
+}
+
 /// Creates the manager of cgroups; `None`: without cgroups of classes.
 fn make_cgroups(
     configuration: &Configuration,
@@ -747,6 +779,12 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
         page_sizes: machine.page_sizes.clone(),
         resolvers,
         cgroup_root: configuration.cgroup_root.clone(),
+        system_cgroups: SystemCgroups::detect(
+            &configuration.kubelet_cgroups,
+            &settings.runtime_cgroups,
+        ),
+        seccomp_default: configuration.seccomp_default,
+        single_process_oom_kill: configuration.single_process_oom_kill == Some(true),
     }
 }
 

@@ -33,6 +33,9 @@ pub struct Cpu {
     pub periods: u64,
     pub throttled_periods: u64,
     pub throttled: u64,
+    /// Periods in which saved time was used, and how much.
+    pub burst_periods: u64,
+    pub burst: u64,
     pub shares: u64,
     /// Microseconds.
     pub period: u64,
@@ -68,10 +71,10 @@ pub struct MemoryDetails {
 }
 
 /// Bytes and operations on a device.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Io {
-    pub read_bytes: u64,
-    pub written_bytes: u64,
+    /// Bytes by `Read`, `Write`, and what else the kernel counts in version 1.
+    pub bytes: BTreeMap<String, u64>,
     pub reads: u64,
     pub writes: u64,
 }
@@ -220,6 +223,8 @@ fn v1(files: &Files<'_>) -> Details {
             periods: field(&stat, "nr_periods").unwrap_or(0),
             throttled_periods: field(&stat, "nr_throttled").unwrap_or(0),
             throttled: field(&stat, "throttled_time").unwrap_or(0),
+            burst_periods: field(&stat, "nr_bursts").unwrap_or(0),
+            burst: field(&stat, "burst_time").unwrap_or(0),
             shares: files.number("cpu", "cpu.shares").unwrap_or(0),
             period: files.number("cpu", "cpu.cfs_period_us").unwrap_or(0),
             quota: files.number("cpu", "cpu.cfs_quota_us").filter(|quota| *quota > 0),
@@ -265,11 +270,10 @@ fn v1(files: &Files<'_>) -> Details {
                 continue;
             };
             let counts = io.entry(device.to_owned()).or_default();
-            match (kind, is_bytes) {
-                ("Read", true) => counts.read_bytes = value,
-                ("Write", true) => counts.written_bytes = value,
-                ("Read", false) => counts.reads = value,
-                ("Write", false) => counts.writes = value,
+            match kind {
+                _ if is_bytes => _ = counts.bytes.insert(kind.to_owned(), value),
+                "Read" => counts.reads = value,
+                "Write" => counts.writes = value,
                 _ => {}
             }
         }
@@ -298,6 +302,8 @@ fn v2(files: &Files<'_>) -> Details {
             periods: field(&stat, "nr_periods").unwrap_or(0),
             throttled_periods: field(&stat, "nr_throttled").unwrap_or(0),
             throttled: nanos("throttled_usec").unwrap_or(0),
+            burst_periods: field(&stat, "nr_bursts").unwrap_or(0),
+            burst: nanos("burst_usec").unwrap_or(0),
             shares: weight.map_or(0, super::resources::shares_of_weight),
             period: number(period).unwrap_or(0),
             quota: number(quota),
@@ -338,12 +344,9 @@ fn v2(files: &Files<'_>) -> Details {
             let mut values = pairs.split(' ').filter_map(|pair| pair.split_once('='));
             values.find(|(key, _)| *key == name).and_then(|(_, value)| number(value)).unwrap_or(0)
         };
-        let counts = Io {
-            read_bytes: of("rbytes"),
-            written_bytes: of("wbytes"),
-            reads: of("rios"),
-            writes: of("wios"),
-        };
+        let bytes = [("Read", "rbytes"), ("Write", "wbytes")];
+        let bytes = bytes.map(|(kind, name)| (kind.to_owned(), of(name)));
+        let counts = Io { bytes: bytes.into(), reads: of("rios"), writes: of("wios") };
         io.insert(device.to_owned(), counts);
     }
     Details {
@@ -395,7 +398,7 @@ mod tests {
                 (
                     "a/cpu.stat",
                     "usage_usec 30\nuser_usec 20\nsystem_usec 10\nnr_periods 7\n\
-                            nr_throttled 3\nthrottled_usec 5\n",
+                            nr_throttled 3\nthrottled_usec 5\nnr_bursts 2\nburst_usec 4\n",
                 ),
                 ("a/cpu.max", "20000 100000\n"),
                 ("a/cpu.weight", "39\n"),
@@ -418,12 +421,14 @@ mod tests {
         let found = read(&Hierarchy::V2 { root: tree.0.clone() }, "/a");
         let cpu = found.cpu.expect("CPU");
         assert_eq!((cpu.usage, cpu.user, cpu.throttled), (30_000, 20_000, 5000));
+        assert_eq!((cpu.burst_periods, cpu.burst), (2, 4000));
         assert_eq!((cpu.quota, cpu.period, cpu.shares), (Some(20_000), 100_000, 998));
         let memory = found.memory.expect("memory");
         assert_eq!((memory.usage, memory.working_set, memory.max_usage), (1000, 940, 2000));
         assert_eq!((memory.cache, memory.rss, memory.limit), (200, 100, 0));
         assert_eq!((memory.failures, memory.oom_kills, memory.page_faults), (4, 1, 8));
-        let io = Io { read_bytes: 10, written_bytes: 20, reads: 1, writes: 2 };
+        let bytes = [("Read".to_owned(), 10), ("Write".to_owned(), 20)].into();
+        let io = Io { bytes, reads: 1, writes: 2 };
         assert_eq!(found.io, BTreeMap::from([("8:0".to_owned(), io)]));
         assert_eq!(
             (found.threads, found.threads_max, found.processes.map(|own| own.count)),
@@ -470,7 +475,9 @@ mod tests {
         let memory = found.memory.expect("memory");
         assert_eq!((memory.working_set, memory.cache, memory.limit), (940, 200, 4096));
         assert_eq!((memory.page_faults, memory.own_page_faults, memory.oom_kills), (8, 5, 2));
-        let io = Io { read_bytes: 10, written_bytes: 20, reads: 1, writes: 2 };
+        let bytes = [("Read", 10), ("Total", 30), ("Write", 20)];
+        let bytes = bytes.map(|(kind, bytes)| (kind.to_owned(), bytes)).into();
+        let io = Io { bytes, reads: 1, writes: 2 };
         assert_eq!(found.io, BTreeMap::from([("8:0".to_owned(), io)]));
         assert!(found.pressure.is_empty());
         let absent = read(&Hierarchy::v1_for_tests(&tree.0, &controllers), "/b");

@@ -170,7 +170,7 @@ impl Hierarchy {
     }
 
     /// Makes the folders of a cgroup and those above it, and appends each one that is new to `new`.
-    fn make_folders(&self, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()> {
+    pub(super) fn make_folders(&self, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {
                 for (controller, root) in mounts {
@@ -287,7 +287,7 @@ fn inherit_cpuset(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn write(file: &Path, content: &str) -> io::Result<()> {
+pub(super) fn write(file: &Path, content: &str) -> io::Result<()> {
     fs::write(file, content).map_err(|error| {
         io::Error::new(error.kind(), format!("{}: {content:?}: {error}", file.display()))
     })

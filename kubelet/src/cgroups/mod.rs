@@ -5,6 +5,7 @@ pub mod details;
 mod files;
 mod name;
 mod resources;
+mod system;
 mod systemd;
 pub mod usage;
 
@@ -18,6 +19,7 @@ use rustix::process::{Pid, Signal};
 pub use files::{Error, Hierarchy};
 pub use name::{Driver, Name};
 pub use resources::{PodLimits, Resources, pod_amount};
+pub use system::{SystemCgroups, join};
 
 use resources::UNBOUNDED;
 
@@ -114,6 +116,11 @@ impl Cgroups {
     /// Returns the path of the cgroup of all pods below the mounts.
     pub fn all_pods(&self) -> String {
         self.all_pods.path(self.driver)
+    }
+
+    /// Returns the paths of the cgroups of the classes that have their own.
+    pub fn classes(&self) -> [String; 2] {
+        [QosClass::Burstable, QosClass::BestEffort].map(|class| self.class(class).path(self.driver))
     }
 
     /// Returns the path of a pod's cgroup below the mounts.
@@ -357,11 +364,11 @@ impl Features {
     }
 
     /// Returns entries of `unified` for containers in version 2: the kernel kills all processes of
-    /// a container at its memory limit, and the container gets no swap. Upstream:
-    /// `singleProcessOOMKill`, `ConfigureNoSwap`.
-    pub fn unified(self) -> HashMap<String, String> {
+    /// a container at its memory limit, unless `kills_single`, and the container gets no swap.
+    /// Upstream: `singleProcessOOMKill`, `ConfigureNoSwap`.
+    pub fn unified(self, kills_single: bool) -> HashMap<String, String> {
         let entries = [
-            ("memory.oom.group", "1", self.is_v2),
+            ("memory.oom.group", "1", self.is_v2 && !kills_single),
             ("memory.swap.max", "0", self.is_v2 && self.limits_swap),
         ];
         let present = entries.into_iter().filter(|(_, _, is_present)| *is_present);
@@ -411,7 +418,9 @@ mod tests {
         ] {
             let features = Features { is_v2, limits_swap };
             let expected = expected.iter().map(|(file, text)| (file.to_string(), text.to_string()));
-            assert_eq!(features.unified(), expected.collect(), "{features:?}");
+            assert_eq!(features.unified(false), expected.collect(), "{features:?}");
+            // With `singleProcessOOMKill`, only swap is limited.
+            assert_eq!(features.unified(true).len(), usize::from(is_v2 && limits_swap));
             assert_eq!(features.limits_memory_and_swap(), both, "{features:?}");
         }
     }

@@ -1,6 +1,7 @@
 //! Programs that answer with the credentials of a registry.
 //! Upstream: `pkg/credentialprovider/plugin`.
 
+mod accounts;
 mod error;
 
 use std::collections::BTreeMap;
@@ -16,20 +17,27 @@ use kube_controller_manager::task;
 use parking_lot::Mutex;
 use rustix::process::{Pid, Signal};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::json;
 
+use self::accounts::{AccountKey, Caller, TokenAttributes};
 pub use self::error::Error;
 
 use super::credentials::{Credentials, Keyring, is_match};
 use crate::causes::chain;
+use crate::metrics;
+use crate::objects::Objects;
 use crate::options::GoDuration;
+use crate::pod::Pod;
 
 /// A program that takes longer is killed.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The version of requests that have tokens.
+const TOKEN_VERSION: &str = "credentialprovider.kubelet.k8s.io/v1";
+
 /// The versions of requests and answers.
 const VERSIONS: [&str; 3] = [
-    "credentialprovider.kubelet.k8s.io/v1",
+    TOKEN_VERSION,
     "credentialprovider.kubelet.k8s.io/v1alpha1",
     "credentialprovider.kubelet.k8s.io/v1beta1",
 ];
@@ -60,7 +68,7 @@ struct Provider {
     args: Vec<String>,
     #[serde(default)]
     env: Vec<Variable>,
-    token_attributes: Option<Value>,
+    token_attributes: Option<TokenAttributes>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -92,6 +100,9 @@ enum CacheKey {
     Global,
 }
 
+/// The key of an answer, and that of the account that it is for.
+type AnswerKey = (String, Option<AccountKey>);
+
 impl CacheKey {
     /// Returns the key in the cache of an answer for this image.
     fn of(self, image: &str) -> String {
@@ -108,8 +119,8 @@ impl CacheKey {
 struct Plugin {
     provider: Provider,
     program: PathBuf,
-    /// Answers by their keys, with the time until which they hold.
-    cache: Mutex<BTreeMap<String, (Duration, ByPattern)>>,
+    /// Answers with the time until which they hold.
+    cache: Mutex<BTreeMap<AnswerKey, (Duration, ByPattern)>>,
 }
 
 /// All programs of a configuration.
@@ -142,14 +153,21 @@ impl Plugins {
         Ok(Plugins { plugins, clock })
     }
 
-    /// Adds the credentials of all programs that are for a repository.
-    pub async fn add_to(&self, keyring: &mut Keyring, repository: &str) {
+    /// Adds the credentials of all programs that are for a repository, and for the account of a pod
+    /// where they want one.
+    pub async fn add_to(
+        &self,
+        keyring: &mut Keyring,
+        repository: &str,
+        pod: &Pod,
+        objects: &Objects,
+    ) {
         for plugin in &self.plugins {
             let mut patterns = plugin.provider.match_images.iter();
             if !patterns.any(|pattern| is_match(pattern, repository)) {
                 continue;
             }
-            match plugin.provide(repository, &self.clock).await {
+            match plugin.provide_to(pod, objects, repository, &self.clock).await {
                 Ok(found) => keyring.add(found),
                 Err(error) => {
                     let (name, error) = (&plugin.provider.name, chain(&error));
@@ -201,7 +219,7 @@ fn parse(text: &str) -> Result<Vec<Provider>, Error> {
     Ok(config.providers)
 }
 
-/// Checks one plugin's configuration. Plugins that want tokens of service accounts are refused.
+/// Checks one plugin's configuration.
 fn check(provider: &Provider) -> Result<(), Error> {
     let name = &provider.name;
     if name.contains(['/', ' ']) || matches!(name.as_str(), "" | "." | "..") {
@@ -216,8 +234,8 @@ fn check(provider: &Provider) -> Result<(), Error> {
     if provider.default_cache_duration.is_none() {
         return Err(Error::NoDuration);
     }
-    match provider.token_attributes {
-        Some(_) => Err(Error::Tokens),
+    match &provider.token_attributes {
+        Some(attributes) => attributes.check(&provider.api_version),
         None => Ok(()),
     }
 }
@@ -228,14 +246,42 @@ fn is_executable(program: &Path) -> bool {
 }
 
 impl Plugin {
+    /// Returns the credentials that the plugin has for an image of a pod; empty: it is not run for
+    /// this pod.
+    async fn provide_to(
+        &self,
+        pod: &Pod,
+        objects: &Objects,
+        image: &str,
+        clock: &SharedClock,
+    ) -> Result<ByPattern, Error> {
+        let caller = match &self.provider.token_attributes {
+            Some(attributes) => attributes.caller(pod, objects).await?,
+            None => Some(Caller::Node),
+        };
+        match caller {
+            Some(caller) => self.provide(image, &caller, clock).await,
+            None => Ok(ByPattern::new()),
+        }
+    }
+
     /// Returns the credentials that the plugin has for an image: cached ones, or those of a new
     /// run.
-    async fn provide(&self, image: &str, clock: &SharedClock) -> Result<ByPattern, Error> {
-        let now = clock.monotonic();
-        if let Some(found) = self.cached(image, now) {
+    async fn provide(
+        &self,
+        image: &str,
+        caller: &Caller,
+        clock: &SharedClock,
+    ) -> Result<ByPattern, Error> {
+        let (now, account) = (clock.monotonic(), caller.key());
+        if let Some(found) = self.cached(image, &account, now) {
             return Ok(found);
         }
-        let output = self.run(image, clock).await?;
+        let output = self.run(image, caller, clock).await;
+        let has_failed = !output.as_ref().is_ok_and(|output| output.status.success());
+        let took = clock.monotonic().saturating_sub(now);
+        metrics::observe_credential_provider(&self.provider.name, has_failed, took);
+        let output = output?;
         if !output.status.success() {
             let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
             return Err(Error::Failed { status: output.status, text });
@@ -246,30 +292,51 @@ impl Plugin {
         if *expected != actual {
             return Err(Error::OtherVersion { expected: expected.clone(), actual });
         }
+        if answer.auth.values().any(|found| caller.is_lasting_token(&found.password)) {
+            return Err(Error::ReturnedToken);
+        }
         let holds = answer.cache_duration.or(self.provider.default_cache_duration);
         if let Some(holds) = holds.map(|holds| holds.0).filter(|holds| !holds.is_zero()) {
             let entry = (now.saturating_add(holds), answer.auth.clone());
-            self.cache.lock().insert(answer.cache_key_type.of(image), entry);
+            self.cache.lock().insert((answer.cache_key_type.of(image), account), entry);
         }
         Ok(answer.auth)
     }
 
-    /// Returns a cached answer for an image that still holds. Forgets all answers that do not.
-    fn cached(&self, image: &str, now: Duration) -> Option<ByPattern> {
+    /// Returns a cached answer for an image and an account that still holds. Forgets all answers
+    /// that do not.
+    fn cached(
+        &self,
+        image: &str,
+        account: &Option<AccountKey>,
+        now: Duration,
+    ) -> Option<ByPattern> {
         let mut cache = self.cache.lock();
         cache.retain(|_, (until, _)| *until >= now);
         let kinds = [CacheKey::Image, CacheKey::Registry, CacheKey::Global];
-        kinds.into_iter().find_map(|kind| Some(cache.get(&kind.of(image))?.1.clone()))
+        let answer = |kind: CacheKey| cache.get(&(kind.of(image), account.clone()));
+        kinds.into_iter().find_map(|kind| Some(answer(kind)?.1.clone()))
     }
 
     /// Runs the plugin for an image, and returns its output. Errors: it cannot be started, or is
     /// too slow and is killed.
-    async fn run(&self, image: &str, clock: &SharedClock) -> Result<Output, Error> {
-        let request = json!({
+    async fn run(
+        &self,
+        image: &str,
+        caller: &Caller,
+        clock: &SharedClock,
+    ) -> Result<Output, Error> {
+        let mut request = json!({
             "kind": "CredentialProviderRequest",
             "apiVersion": self.provider.api_version,
             "image": image,
         });
+        if let Some(account) = caller.account() {
+            request["serviceAccountToken"] = json!(&*account.token);
+            if !account.key.annotations.is_empty() {
+                request["serviceAccountAnnotations"] = json!(account.key.annotations);
+            }
+        }
         let mut command = Command::new(&self.program);
         command
             .args(&self.provider.args)
@@ -305,8 +372,11 @@ mod tests {
     use futures_lite::future::block_on;
     use kube_controller_manager::clock::FakeClock;
     use kube_controller_manager::objects::Timestamp;
+    use serde_json::Value;
 
+    use super::accounts::Account;
     use super::*;
+    use crate::objects::folder::LocalObjects;
 
     const CONFIG: &str = "
 apiVersion: kubelet.config.k8s.io/v1
@@ -329,7 +399,7 @@ providers:
             ("k8s.io/v1\n  match", "k8s.io/v2\n  match", Some("apiVersion is not one of")),
             ("['*.example.com', 'r.io:5000/a']", "[]", Some("matchImages is required")),
             ("defaultCacheDuration: 10m", "", Some("defaultCacheDuration is required")),
-            ("args: [get]", "tokenAttributes: {}", Some("tokenAttributes are not supported")),
+            ("args: [get]", "tokenAttributes: {}", Some("serviceAccountTokenAudience is required")),
             ("args:", "arguments:", Some("unknown field `arguments`")),
         ] {
             let text = CONFIG.replacen(from, to, usize::from(!from.is_empty()));
@@ -342,6 +412,25 @@ providers:
                 (outcome, fault) => panic!("{fault:?} {:?}", outcome.err()),
             }
         }
+    }
+
+    /// Installs a program by this script, and reads the configuration that names it.
+    fn installed(folder: &Path, config: &str, script: &str, clock: SharedClock) -> Plugins {
+        let programs = folder.join("bin");
+        fs::create_dir_all(&programs).expect("a folder");
+        fs::write(folder.join("config.yaml"), config).expect("a file");
+        // Written by another process: one that this one forks meanwhile would keep it open for
+        // writing, and then it cannot be executed.
+        fs::write(folder.join("script"), script).expect("a file");
+        let (from, to) = (folder.join("script"), programs.join("helper"));
+        let installed = Command::new("install").args(["-m", "755"]).args([from, to]).status();
+        assert!(installed.is_ok_and(|status| status.success()));
+        Plugins::read(&folder.join("config.yaml"), &programs, clock).expect("plugins")
+    }
+
+    fn last_request(folder: &Path) -> Value {
+        let request = fs::read_to_string(folder.join("bin/request")).expect("a request");
+        serde_json::from_str(&request).expect("JSON")
     }
 
     #[test]
@@ -360,18 +449,12 @@ providers:
             \"kind\":\"CredentialProviderResponse\",\"cacheKeyType\":\"Registry\",\
             \"cacheDuration\":\"1m\",\"auth\":{\"*.example.com\":{\"username\":\"'$WHO'\",\
             \"password\":\"'$(wc -l < calls | tr -d ' ')'\"}}}'\n";
-        // Written by another process: one that this one forks meanwhile would keep it open for
-        // writing, and then it cannot be executed.
-        fs::write(folder.join("script"), script).expect("a file");
-        let (from, to) = (folder.join("script"), programs.join("helper"));
-        let installed = Command::new("install").args(["-m", "755"]).args([from, to]).status();
-        assert!(installed.is_ok_and(|status| status.success()));
-        let plugins = Plugins::read(&folder.join("config.yaml"), &programs, clock.clone());
-        let plugins = plugins.expect("plugins");
+        let plugins = installed(&folder, CONFIG, script, clock.clone());
         let clock: Arc<FakeClock> = clock;
+        let objects = Objects::new(LocalObjects::default(), clock.clone());
         let ask = |image: &str| {
             let mut keyring = Keyring::default();
-            block_on(plugins.add_to(&mut keyring, image));
+            block_on(plugins.add_to(&mut keyring, image, &Pod::default(), &objects));
             let found = keyring.lookup(image);
             let found = found.first().map(|found| format!("{} {}", found.username, found.password));
             found.unwrap_or_default()
@@ -379,10 +462,11 @@ providers:
         assert_eq!(ask("other.test/a"), "");
         assert!(!programs.join("calls").exists(), "it is asked for other images");
         assert_eq!(ask("eu.example.com/a"), "me 1");
-        let request = fs::read_to_string(programs.join("request")).expect("a request");
-        let request: Value = serde_json::from_str(&request).expect("JSON");
-        assert_eq!(request["image"], "eu.example.com/a");
-        assert_eq!(request["kind"], "CredentialProviderRequest");
+        let expected = json!({
+            "kind": "CredentialProviderRequest", "image": "eu.example.com/a",
+            "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+        });
+        assert_eq!(last_request(&folder), expected);
         // The same registry, and another one.
         assert_eq!(ask("eu.example.com/b"), "me 1");
         assert_eq!(ask("us.example.com/b"), "me 2");
@@ -390,7 +474,59 @@ providers:
         assert_eq!(ask("eu.example.com/a"), "me 3");
         fs::write(programs.join("broken"), "").expect("a file");
         assert_eq!(ask("eu.example.com/a"), "me 3");
+        let errors = metrics::CREDENTIAL_PROVIDER_ERRORS.with_label_values(&["helper"]);
+        let before = errors.get();
         assert_eq!(ask("as.example.com/a"), "");
+        assert_eq!(errors.get(), before + 1);
+        fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn answers_for_accounts_are_kept_apart() {
+        let folder = std::env::temp_dir().join(format!("kubelet-accounts-{}", std::process::id()));
+        let attributes = "tokenAttributes: {serviceAccountTokenAudience: r, cacheType: Token, \
+                          requireServiceAccount: true}\n  args:";
+        let config = CONFIG.replacen("args:", attributes, 1);
+        // It counts its calls in its passwords, or returns the token.
+        let script = "#!/bin/sh\ncd \"$(dirname \"$0\")\"; cat > request; echo x >> calls\n\
+            password=$(wc -l < calls | tr -d ' ')\n[ ! -e returns ] || password=\
+            $(sed 's/.*\"serviceAccountToken\":\"\\([^\"]*\\)\".*/\\1/' request)\n\
+            echo '{\"apiVersion\":\"credentialprovider.kubelet.k8s.io/v1\",\
+            \"kind\":\"CredentialProviderResponse\",\"cacheKeyType\":\"Global\",\
+            \"auth\":{\"*.example.com\":{\"username\":\"u\",\"password\":\"'$password'\"}}}'\n";
+        let clock: SharedClock = FakeClock::new(Timestamp::from_micros(0));
+        let plugins = installed(&folder, &config, script, clock.clone());
+        let plugin = plugins.plugins.first().expect("a plugin");
+        let caller = |name: &str, token: &str, is_kept_by_token: bool| {
+            let token: Arc<str> = token.into();
+            let key = AccountKey {
+                namespace: "n".to_owned(),
+                name: name.to_owned(),
+                uid: "u".to_owned(),
+                annotations: BTreeMap::from([("role".to_owned(), "r".to_owned())]),
+                token: is_kept_by_token.then(|| token.clone()),
+            };
+            Caller::Account(Account { key, token })
+        };
+        let ask = |caller: &Caller| {
+            let found = block_on(plugin.provide("eu.example.com/a", caller, &clock));
+            found.map(|found| found["*.example.com"].password.clone()).map_err(|e| e.to_string())
+        };
+        let ok = |password: &str| Ok(password.to_owned());
+        assert_eq!(ask(&caller("a", "t1", false)), ok("1"));
+        let request = last_request(&folder);
+        assert_eq!(request["serviceAccountToken"], "t1");
+        assert_eq!(request["serviceAccountAnnotations"], json!({"role": "r"}));
+        assert_eq!(ask(&caller("a", "t2", false)), ok("1"));
+        assert_eq!(ask(&caller("b", "t3", false)), ok("2"));
+        assert_eq!(ask(&caller("a", "t1", true)), ok("3"));
+        assert_eq!(ask(&caller("a", "t1", true)), ok("3"));
+        assert_eq!(ask(&caller("a", "t2", true)), ok("4"));
+        assert_eq!(ask(&Caller::Node), ok("5"));
+        fs::write(folder.join("bin/returns"), "").expect("a file");
+        assert_eq!(ask(&caller("a", "t4", true)), ok("t4"));
+        let fault = ask(&caller("c", "t5", false)).expect_err("the token");
+        assert!(fault.contains("returned the service account token as the password"), "{fault}");
         fs::remove_dir_all(&folder).expect("removed");
     }
 }

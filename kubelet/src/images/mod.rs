@@ -406,7 +406,7 @@ impl Images {
         let files = self.files.clone();
         let mut of_node = task::blocking(move || files.read()).await;
         if let Some(plugins) = &self.plugins {
-            plugins.add_to(&mut of_node, &repository).await;
+            plugins.add_to(&mut of_node, &repository, pod, &self.objects).await;
         }
         let mut found = of_pod.lookup(&repository);
         found.append(&mut of_node.lookup(&repository));

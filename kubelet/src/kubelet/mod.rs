@@ -30,6 +30,7 @@ use async_channel::Receiver;
 use event_listener::Event;
 use futures_lite::FutureExt;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::objects::Timestamp;
 use kube_controller_manager::task::{self, Latch, StopToken, notify_all};
 
 pub use self::admit::{Admission, FetchNode};
@@ -41,8 +42,9 @@ use self::evict::ShutdownState;
 use self::health::LoopHealth;
 use self::pod_store::PodStore;
 use self::pod_workers::Reason;
-use self::resize::Resizes;
+use self::resize::{Resizes, Trigger};
 use self::startup::Startups;
+use self::usage::SandboxImages;
 use crate::allocation::Checkpoint;
 use crate::kuberuntime::Manager;
 use crate::objects;
@@ -62,6 +64,9 @@ pub struct Kubelet {
     resizes: Resizes,
     health: LoopHealth,
     stats: Stats,
+    sandbox_images: SandboxImages,
+    /// When this kubelet was created.
+    started: Timestamp,
     startups: Startups,
     shutdown: ShutdownState,
     /// Opens once the pods of all sources and of the runtime are known.
@@ -90,6 +95,8 @@ impl Kubelet {
             resizes: Resizes::new(allocated),
             health: LoopHealth::new(clock.monotonic()),
             stats: Stats::default(),
+            sandbox_images: SandboxImages::default(),
+            started: clock.now(),
             startups: Startups::default(),
             shutdown: ShutdownState::default(),
             listed: Latch::new(),
@@ -149,7 +156,7 @@ impl Kubelet {
         if !had_seen_all {
             self.notify_mirrors();
         }
-        self.retry_resizes().await;
+        self.retry_resizes(Trigger::of(update)).await;
     }
 
     /// Stores pods of which only the status at the API server has changed. Most such changes are

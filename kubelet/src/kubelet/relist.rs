@@ -108,24 +108,28 @@ impl Kubelet {
                 let uid = |entry: DirEntry| Uid::parse(&entry.file_name().to_string_lossy());
                 entries.filter_map(uid).collect::<Vec<_>>()
             });
-            let mut is_done = true;
+            let (mut cleaned, mut failed) = (0, 0);
             for uid in found.await {
                 if self.dispatcher.knows(&uid) || !self.is_gone(&uid) {
                     continue;
                 }
                 match volumes.tear_down(&uid).await {
                     Ok(()) => {
+                        cleaned += 1;
                         self.manager.user_namespaces.release(&uid);
                         log::info!("removed the folder of the former pod {uid}");
                     }
                     Err(error) => {
-                        is_done = false;
+                        failed += 1;
                         log::error!("the folder of pod {uid}: {}", chain(&error));
                     }
                 }
             }
             volumes.release_unused();
-            if is_done {
+            // Upstream counts all of them in the first gauge.
+            metrics::ORPHANS_CLEANED.set(cleaned + failed);
+            metrics::ORPHANS_NOT_CLEANED.set(failed);
+            if failed == 0 {
                 wait = FIRST_WAIT;
                 self.clock.sleep(CHECK).or(forgotten).await;
                 continue;

@@ -18,11 +18,51 @@ use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, Uid, listed};
 use crate::runtime::resize::Resizing;
 use crate::runtime::status::{PodStatus, State};
+use crate::sources::{Op, PodUpdate};
 
 /// The period of retries until all sources have been read, and the one after that. Upstream:
 /// `initialRetryDelay`, `retryDelay`.
 const FIRST_RETRY: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(180);
+
+/// Why the resizes that wait are tried once more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trigger {
+    PodsAdded,
+    PodUpdated,
+    PodsRemoved,
+    PodResized,
+    PodTerminated,
+    Period,
+}
+
+impl Trigger {
+    /// Returns the trigger that a change of a source is.
+    pub(super) fn of(update: &PodUpdate) -> Trigger {
+        match update.op {
+            Op::Add => Trigger::PodsAdded,
+            Op::Update | Op::Delete => Trigger::PodUpdated,
+            Op::Remove => Trigger::PodsRemoved,
+            Op::Reconcile if update.pods.iter().any(|pod| pod.has_ended()) => {
+                Trigger::PodTerminated
+            }
+            Op::Reconcile => Trigger::PodResized,
+        }
+    }
+
+    /// Returns the label of upstream's metric. Upstream: `TriggerReasonPodResized` and those beside
+    /// it.
+    fn label(self) -> &'static str {
+        match self {
+            Trigger::PodsAdded => "pods_added",
+            Trigger::PodUpdated => "pod_updated",
+            Trigger::PodsRemoved => "pods_removed",
+            Trigger::PodResized => "pod_resized",
+            Trigger::PodTerminated => "pod_terminated",
+            Trigger::Period => "periodic_retry",
+        }
+    }
+}
 
 /// What is allocated to pods, and which changes wait.
 pub(super) struct Resizes {
@@ -132,7 +172,7 @@ impl Kubelet {
     /// Tries once more to allocate the resizes that wait, and syncs the pods whose conditions have
     /// changed. Those of pods that end are dropped. Does nothing until all sources have been read.
     /// Upstream: `RetryPendingResizes`.
-    pub(super) async fn retry_resizes(&self) {
+    pub(super) async fn retry_resizes(&self, trigger: Trigger) {
         if !self.resizes.has_pending() || !self.store.has_seen_all() {
             return;
         }
@@ -144,7 +184,12 @@ impl Kubelet {
                 continue;
             };
             let before = self.resizes.conditions.get(&uid);
-            if !self.allocate(&pod).await {
+            let is_allocated = self.allocate(&pod).await;
+            if is_allocated && before.is_deferred() {
+                let label = trigger.label();
+                metrics::DEFERRED_ACCEPTED_RESIZES.with_label_values(&[label]).inc();
+            }
+            if !is_allocated {
                 let mut pending = self.resizes.pending.lock();
                 // A change of the pod may have queued it during the attempt.
                 if !pending.contains(&uid) {
@@ -162,7 +207,7 @@ impl Kubelet {
         loop {
             let period = if self.store.has_seen_all() { RETRY } else { FIRST_RETRY };
             self.clock.sleep(period).await;
-            self.retry_resizes().await;
+            self.retry_resizes(Trigger::Period).await;
         }
     }
 
@@ -297,6 +342,27 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::sources::Source;
+
+    #[test]
+    fn triggers_are_by_upstreams_names() {
+        let pod = |phase: &str| -> Arc<Pod> {
+            let pod = json!({"spec": {"containers": []}, "status": {"phase": phase}});
+            Arc::new(serde_json::from_value(pod).expect("a pod"))
+        };
+        for (op, phase, expected) in [
+            (Op::Add, "Pending", "pods_added"),
+            (Op::Update, "Running", "pod_updated"),
+            (Op::Delete, "Running", "pod_updated"),
+            (Op::Remove, "Running", "pods_removed"),
+            (Op::Reconcile, "Running", "pod_resized"),
+            (Op::Reconcile, "Succeeded", "pod_terminated"),
+        ] {
+            let update = PodUpdate { source: Source::Api, op, pods: vec![pod(phase)] };
+            assert_eq!(Trigger::of(&update).label(), expected, "{op:?} {phase}");
+        }
+        assert_eq!(Trigger::Period.label(), "periodic_retry");
+    }
 
     #[test]
     fn events_show_the_resources_in_upstreams_form() {

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use futures_lite::future::zip;
 use kube_controller_manager::task;
+use parking_lot::Mutex;
+use serde::Deserialize;
 
 use super::{Error, Kubelet};
 use crate::cgroups::Hierarchy;
@@ -14,7 +16,23 @@ use crate::kuberuntime::Manager;
 use crate::metrics;
 use crate::pod::{Pod, PodExt, Uid};
 use crate::runtime::labels;
-use crate::stats::{self, Stats, StatsSource, Summary};
+use crate::stats::{self, Sandbox, Stats, StatsSource, Summary};
+
+/// The images of sandboxes by their ids.
+pub(super) type SandboxImages = Mutex<HashMap<String, String>>;
+
+/// The part of containerd's details of a sandbox that is read.
+#[derive(Deserialize)]
+struct SandboxInfo {
+    #[serde(default)]
+    image: String,
+}
+
+/// Returns the image that the details of a sandbox name; empty: they name none.
+fn image_in(details: &HashMap<String, String>) -> String {
+    let info = details.get("info").and_then(|text| serde_json::from_str(text).ok());
+    info.map(|SandboxInfo { image }| image).unwrap_or_default()
+}
 
 impl Kubelet {
     /// Measures what the node and its pods use: everything, or only CPU and memory.
@@ -71,17 +89,42 @@ impl Kubelet {
         self.measure(false, Some(images), write).await
     }
 
-    /// Returns the id of the newest sandbox that is ready, by pod.
-    async fn sandboxes(&self) -> Result<HashMap<Uid, String>, Error> {
+    /// Returns the newest sandbox that is ready, by pod.
+    async fn sandboxes(&self) -> Result<HashMap<Uid, Sandbox>, Error> {
         let request = api::ListPodSandboxRequest::default();
         let listed = self.manager.runtime.list_pod_sandbox(request).await;
         let mut sandboxes = listed.map_err(Error::Runtime)?.items;
         sandboxes.retain(|one| one.state == api::PodSandboxState::SandboxReady as i32);
         // The newest comes last, and replaces the others of its pod.
         sandboxes.sort_by_key(|one| one.created_at);
-        let named =
-            sandboxes.into_iter().filter_map(|one| Some((labels::pod_uid(&one.labels)?, one.id)));
-        Ok(named.collect())
+        let ids: HashMap<Uid, String> = sandboxes
+            .into_iter()
+            .filter_map(|one| Some((labels::pod_uid(&one.labels)?, one.id)))
+            .collect();
+        self.sandbox_images.lock().retain(|id, _| ids.values().any(|live| live == id));
+        let mut found = HashMap::new();
+        for (uid, id) in ids {
+            let image = self.sandbox_image(&id).await;
+            found.insert(uid, Sandbox { id, image });
+        }
+        Ok(found)
+    }
+
+    /// Returns the image of a sandbox, which the runtime is asked for once; empty: it does not name
+    /// it.
+    async fn sandbox_image(&self, id: &str) -> String {
+        let known = self.sandbox_images.lock().get(id).cloned();
+        if let Some(image) = known {
+            return image;
+        }
+        let request = api::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: true };
+        // A sandbox that is gone meanwhile has no image.
+        let Ok(status) = self.manager.runtime.pod_sandbox_status(request).await else {
+            return String::new();
+        };
+        let image = image_in(&status.info);
+        self.sandbox_images.lock().insert(id.to_owned(), image.clone());
+        image
     }
 
     /// Calls `measure` on a thread that may block, with all that it needs to read usage.
@@ -107,6 +150,9 @@ impl Kubelet {
                 folders,
                 hierarchy: &hierarchy,
                 all_pods: cgroups.as_ref().map(|cgroups| cgroups.all_pods()),
+                classes: cgroups.iter().flat_map(|cgroups| cgroups.classes()).collect(),
+                system_cgroups: &node.system_cgroups,
+                started: kubelet.started,
                 cgroup_of: &cgroup_of,
                 images,
                 pods: &kubelet.pods(),
@@ -119,5 +165,27 @@ impl Kubelet {
             Ok(measure(&kubelet.stats, &source))
         })
         .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_of_sandboxes_are_in_containerds_details() {
+        for (details, expected) in [
+            (
+                &[("info", r#"{"pid": 1, "image": "registry.k8s.io/pause:3.10"}"#)][..],
+                "registry.k8s.io/pause:3.10",
+            ),
+            (&[("info", r#"{"pid": 1}"#)], ""),
+            (&[("info", "x")], ""),
+            (&[("other", "{}")], ""),
+            (&[], ""),
+        ] {
+            let details = details.iter().map(|(key, text)| (key.to_string(), text.to_string()));
+            assert_eq!(image_in(&details.collect()), expected);
+        }
     }
 }

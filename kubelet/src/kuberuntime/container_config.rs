@@ -19,7 +19,7 @@ use crate::objects::Use;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::dns;
 use crate::runtime::environment::{self, DownwardInputs};
-use crate::runtime::spec::{self, ContainerSettings};
+use crate::runtime::spec::{self, ContainerSettings, Seccomp};
 use crate::volumes;
 
 /// The path of the file with the pod's host names.
@@ -57,9 +57,12 @@ impl Manager {
             mounts,
             memory_bytes: self.node.memory_bytes,
             page_sizes: &self.node.page_sizes,
-            seccomp: &self.folders.root.join("seccomp"),
+            seccomp: Seccomp {
+                folder: &self.folders.root.join("seccomp"),
+                runtime_by_default: self.node.seccomp_default,
+            },
             has_app_armor: app_armor::is_enabled(),
-            unified: features.unified(),
+            unified: features.unified(self.node.single_process_oom_kill),
             limits_memory_and_swap: features.limits_memory_and_swap(),
         };
         self.check_features(pod, container).await?;

@@ -10,7 +10,9 @@ use kube_controller_manager::clock::SharedClock;
 
 use super::Manager;
 use crate::causes::chain;
+use crate::events;
 use crate::http;
+use crate::metrics;
 use crate::pod::{Container, Pod, PodExt};
 use crate::prober::{self, PortError};
 
@@ -156,7 +158,16 @@ impl Manager {
         // The server is asked without TLS, as upstream.
         target.is_https = false;
         let asked = repeat(&self.clock, || prober::send(&target, get, "lifecycle")).await;
-        asked.map(drop).map_err(|_| RequestFailure::Http(fault))
+        if asked.is_err() {
+            return Err(RequestFailure::Http(fault));
+        }
+        metrics::HOOK_FALLBACKS.inc();
+        let message = format!(
+            "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
+            target.host_and_port()
+        );
+        events::warning(pod, None, "LifecycleHTTPFallback", message);
+        Ok(())
     }
 }
 

@@ -14,6 +14,7 @@ use super::hooks::HookFailure;
 use crate::concurrent::join_all;
 use crate::cri;
 use crate::events;
+use crate::metrics;
 use crate::pod::{DEFAULT_GRACE_SECONDS, Pod, PodExt};
 use crate::prober::Kind;
 use crate::runtime::actions::{Kill, KillReason};
@@ -175,6 +176,9 @@ impl Manager {
         let Some(hook) = hook else { return };
         let late = async {
             grace.wait_until_expired().await;
+            if hook.sleep.is_some() {
+                metrics::SLEEPS_ENDED_EARLY.inc();
+            }
             Err(HookFailure::late(grace.seconds))
         };
         if let Err(fault) = self.run_hook(pod, definition, id, hook, ips).or(late).await {

@@ -31,7 +31,7 @@ pub use self::resize::ResizeError;
 pub use self::sync::Synced;
 
 use crate::allocation::Checkpoint;
-use crate::cgroups::{self, Cgroups};
+use crate::cgroups::{self, Cgroups, SystemCgroups};
 use crate::cri::RuntimeService;
 use crate::images::Images;
 use crate::node::huge_pages::PageSize;
@@ -62,6 +62,12 @@ pub struct Node {
     pub resolvers: Resolvers,
     /// The parent of all pods' cgroups; empty: the runtime's.
     pub cgroup_root: String,
+    pub system_cgroups: SystemCgroups,
+    /// Containers that name no seccomp profile get the runtime's.
+    pub seccomp_default: bool,
+    /// In version 2 of cgroups, a container that exceeds its memory limit loses one process, as in
+    /// version 1.
+    pub single_process_oom_kill: bool,
 }
 
 /// The calls to the runtime that pods need.

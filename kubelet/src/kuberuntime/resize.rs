@@ -15,6 +15,7 @@ use super::Manager;
 use crate::allocation;
 use crate::cgroups::{Cgroups, PodLimits, Resources};
 use crate::cri::{self, Code, api};
+use crate::metrics;
 use crate::node::resources::bytes;
 use crate::pod::{Container, Pod, PodExt};
 use crate::runtime::resize::{Amounts, ContainerUpdate, ResizeActions, Resource};
@@ -99,6 +100,19 @@ impl Manager {
         if actions.is_empty() {
             return Ok(());
         }
+        let begin = self.clock.monotonic();
+        let outcome = self.carry_out(pod, sandbox, actions).await;
+        metrics::observe_resize(outcome.is_ok(), self.clock.monotonic().saturating_sub(begin));
+        outcome
+    }
+
+    /// Carries out a resize that has something to do: see [`resize`](Self::resize).
+    async fn carry_out(
+        &self,
+        pod: &Arc<Pod>,
+        sandbox: &str,
+        actions: &ResizeActions,
+    ) -> Result<(), ResizeError> {
         let cgroup = self.pod_cgroup(pod).await?;
         self.check_memory(pod, cgroup.as_ref(), actions).await?;
         if cgroup.is_some() {
@@ -215,7 +229,7 @@ impl Manager {
         let mut linux =
             spec::resources(pod, &resized, self.node.memory_bytes, &self.node.page_sizes);
         let features = self.cgroup_features().await;
-        linux.unified = features.unified();
+        linux.unified = features.unified(self.node.single_process_oom_kill);
         if features.limits_memory_and_swap() {
             linux.memory_swap_limit_in_bytes = linux.memory_limit_in_bytes;
         }

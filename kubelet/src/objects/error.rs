@@ -39,6 +39,10 @@ pub enum Unavailable {
     },
     /// There is no API server that has tokens.
     NoTokens,
+    /// The account of a pod cannot be read.
+    Account(Arc<client::Error>),
+    /// There is no API server that has accounts.
+    NoAccounts,
 }
 
 impl Unavailable {
@@ -88,6 +92,10 @@ impl fmt::Display for Unavailable {
             }
             Unavailable::NoTokens => {
                 f.write_str("cannot use TokenManager when kubelet is in standalone mode")
+            }
+            Unavailable::Account(error) => f.write_str(&answer(error)),
+            Unavailable::NoAccounts => {
+                f.write_str("cannot get ServiceAccounts when kubelet is in standalone mode")
             }
         }
     }

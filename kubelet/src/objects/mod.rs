@@ -24,7 +24,7 @@ use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::objects::Timestamp;
+use kube_controller_manager::objects::{ServiceAccount, Timestamp};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken, notify_all};
 
@@ -290,23 +290,59 @@ impl Objects {
         pod: &Pod,
         wanted: &[(String, Option<i64>)],
     ) -> Result<Vec<(String, Arc<str>, Timestamp)>, Unavailable> {
-        let server = self.server_of(pod).ok_or(Unavailable::NoTokens)?;
         let spec = |(audience, seconds): &(String, Option<i64>)| TokenSpec {
             audience: audience.clone(),
             seconds: *seconds,
+            account_uid: None,
         };
-        let specs: BTreeSet<TokenSpec> = wanted.iter().map(spec).collect();
+        let mut known = self.known_tokens(pod, wanted.iter().map(spec).collect()).await?;
+        let token = |one: &(String, Option<i64>)| {
+            let found = known.remove(&spec(one)).unwrap_or(KnownToken::NotYet).found();
+            found.map(|(token, expires)| (one.0.clone(), token, expires))
+        };
+        wanted.iter().map(token).collect()
+    }
+
+    /// Returns a token of the pod's account for a registry: for this audience, and only if the
+    /// account has this uid. The future may be dropped at any time.
+    ///
+    /// # Errors
+    /// It is not there yet, or could not be fetched; a static pod has none.
+    pub async fn registry_token(
+        &self,
+        pod: &Pod,
+        audience: &str,
+        account_uid: &str,
+    ) -> Result<Arc<str>, Unavailable> {
+        let (audience, account_uid) = (audience.to_owned(), Some(account_uid.to_owned()));
+        let spec = TokenSpec { audience, seconds: None, account_uid };
+        let mut known = self.known_tokens(pod, BTreeSet::from([spec.clone()])).await?;
+        let known = known.remove(&spec).unwrap_or(KnownToken::NotYet);
+        known.found().map(|(token, _)| token)
+    }
+
+    /// Reads the account of a pod from the API server.
+    ///
+    /// # Errors
+    /// It does not exist, or the server does not answer; a static pod has none.
+    pub async fn account(&self, pod: &Pod) -> Result<ServiceAccount, Unavailable> {
+        let server = self.server_of(pod).ok_or(Unavailable::NoAccounts)?;
+        server.tokens.account(pod).await
+    }
+
+    /// Requests tokens for a pod, and returns what is known of them once the API server has
+    /// answered, or after [`MAX_TOKEN_WAIT`].
+    async fn known_tokens(
+        &self,
+        pod: &Pod,
+        specs: BTreeSet<TokenSpec>,
+    ) -> Result<BTreeMap<TokenSpec, KnownToken>, Unavailable> {
+        let server = self.server_of(pod).ok_or(Unavailable::NoTokens)?;
         server.tokens.request(pod, &specs);
         let now = || server.tokens.known(pod, &specs);
         let is_settled =
             |known: &BTreeMap<TokenSpec, KnownToken>| known.values().all(KnownToken::is_settled);
-        let mut known = self.wait_settled(server, MAX_TOKEN_WAIT, now, is_settled).await;
-        let token = |one: &(String, Option<i64>)| match known.remove(&spec(one)) {
-            Some(KnownToken::Found(token, expires)) => Ok((one.0.clone(), token, expires)),
-            Some(KnownToken::Failed(error)) => Err(error),
-            Some(KnownToken::NotYet) | None => Err(Unavailable::TokenNotYet),
-        };
-        wanted.iter().map(token).collect()
+        Ok(self.wait_settled(server, MAX_TOKEN_WAIT, now, is_settled).await)
     }
 
     /// Waits until `now` returns a value that is settled, and returns it. After `max_wait` returns

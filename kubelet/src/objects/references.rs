@@ -173,7 +173,7 @@ mod tests {
         ] {
             assert_eq!(shown(&keys), expected);
         }
-        let spec = TokenSpec { audience: "x".to_owned(), seconds: None };
+        let spec = TokenSpec { audience: "x".to_owned(), seconds: None, account_uid: None };
         assert_eq!(Use::Volumes.tokens(&pod), BTreeSet::from([spec]));
         assert!(Use::Pulls.tokens(&pod).is_empty());
     }

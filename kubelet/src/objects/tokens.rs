@@ -27,12 +27,14 @@ pub(super) struct TokenSpec {
     /// Empty: the API server.
     pub(super) audience: String,
     pub(super) seconds: Option<i64>,
+    /// The uid that the account must have; `None`: any.
+    pub(super) account_uid: Option<String>,
 }
 
 impl TokenSpec {
     pub(super) fn of(source: &core::ServiceAccountTokenProjection) -> TokenSpec {
         let audience = source.audience.clone().unwrap_or_default();
-        TokenSpec { audience, seconds: source.expiration_seconds }
+        TokenSpec { audience, seconds: source.expiration_seconds, account_uid: None }
     }
 }
 
@@ -49,6 +51,15 @@ pub(super) enum KnownToken {
 impl KnownToken {
     pub(super) fn is_settled(&self) -> bool {
         !matches!(self, KnownToken::NotYet)
+    }
+
+    /// Returns the token, and when it expires.
+    pub(super) fn found(self) -> Result<(Arc<str>, Timestamp), Unavailable> {
+        match self {
+            KnownToken::Found(token, expires) => Ok((token, expires)),
+            KnownToken::Failed(error) => Err(error),
+            KnownToken::NotYet => Err(Unavailable::TokenNotYet),
+        }
     }
 }
 
@@ -172,6 +183,12 @@ impl Tokens {
         specs.iter().map(known).collect()
     }
 
+    /// Reads the account of a pod from the API server.
+    pub(super) async fn account(&self, pod: &Pod) -> Result<ServiceAccount, Unavailable> {
+        let read = self.0.client.get(&account(pod)).await;
+        read.map_err(|error| Unavailable::Account(Arc::new(error)))
+    }
+
     /// Forgets the tokens of a pod that is gone.
     pub(super) fn forget(&self, uid: &Uid) {
         self.0.tokens.lock().remove(uid);
@@ -216,9 +233,11 @@ fn account(pod: &Pod) -> ObjectKey {
 fn body(pod: &Pod, spec: &TokenSpec) -> Value {
     let audiences: Vec<&str> =
         Some(spec.audience.as_str()).filter(|audience| !audience.is_empty()).into_iter().collect();
+    let uid = spec.account_uid.as_ref();
     json!({
         "apiVersion": "authentication.k8s.io/v1",
         "kind": "TokenRequest",
+        "metadata": uid.map(|uid| json!({"uid": uid})).unwrap_or_else(|| json!({})),
         "spec": {
             "audiences": audiences,
             "expirationSeconds": spec.seconds,
@@ -340,12 +359,16 @@ mod tests {
         for (audience, seconds, audiences) in
             [("", None, json!([])), ("vault", Some(600), json!(["vault"]))]
         {
-            let body = body(&pod, &TokenSpec { audience: audience.to_owned(), seconds });
+            let audience = audience.to_owned();
+            let body = body(&pod, &TokenSpec { audience, seconds, account_uid: None });
             let expected = json!({
                 "audiences": audiences, "expirationSeconds": seconds, "boundObjectRef": bound,
             });
             assert_eq!(body["spec"], expected);
         }
+        let (audience, account_uid) = ("vault".to_owned(), Some("v".to_owned()));
+        let body = body(&pod, &TokenSpec { audience, seconds: None, account_uid });
+        assert_eq!(body["metadata"], json!({"uid": "v"}));
         assert_eq!(account(&pod).to_string(), "n/a");
     }
 }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use kube_controller_manager::options::{Release, feature_gates, tls_faults};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 use super::Error;
@@ -89,6 +90,22 @@ pub struct Configuration {
     /// Sysctls that pods may set beside the safe ones; a name may end with `*`.
     pub allowed_unsafe_sysctls: Vec<String>,
     pub oom_score_adj: i32,
+    /// The limit of open files of this process; 0: it stays.
+    pub max_open_files: i64,
+    /// The cgroup that this process moves to; empty: it stays where it is.
+    pub kubelet_cgroups: String,
+    /// The kubelet does not start where swap is on.
+    pub fail_swap_on: bool,
+    /// The kubelet does not start with cgroup v1.
+    pub fail_cgroup_v1: bool,
+    /// The kubelet does not start if settings of the kernel differ from upstream's.
+    pub protect_kernel_defaults: bool,
+    /// Containers that name no seccomp profile get the runtime's.
+    pub seccomp_default: bool,
+    /// `None`: in version 2 of cgroups, all processes of a container are killed.
+    #[serde(rename = "singleProcessOOMKill")]
+    pub single_process_oom_kill: Option<bool>,
+    pub logging: Logging,
     /// `None`: upstream's thresholds.
     pub eviction_hard: Option<Pairs<'<'>>,
     pub eviction_soft: Pairs<'<'>,
@@ -222,6 +239,36 @@ pub struct CrashLoopBackOff {
     pub max_container_restart_period: GoDuration,
 }
 
+/// How the log is written. Upstream: `LoggingConfiguration`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct Logging {
+    /// `text` or `json`.
+    pub format: String,
+    /// As `--v`.
+    pub verbosity: u32,
+    /// Has no effect, as the options: lines are written at once.
+    #[serde(skip_serializing)]
+    pub flush_frequency: IgnoredAny,
+    #[serde(skip_serializing)]
+    pub options: IgnoredAny,
+}
+
+/// The formats of the log.
+pub const TEXT: &str = "text";
+pub const JSON: &str = "json";
+
+impl Default for Logging {
+    fn default() -> Logging {
+        Logging {
+            format: TEXT.into(),
+            verbosity: 0,
+            flush_frequency: IgnoredAny,
+            options: IgnoredAny,
+        }
+    }
+}
+
 /// How long pods from a priority on may take to end. Upstream: `ShutdownGracePeriodByPodPriority`.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -305,6 +352,15 @@ impl Default for Configuration {
             pod_pids_limit: -1,
             allowed_unsafe_sysctls: Vec::new(),
             oom_score_adj: -999,
+            max_open_files: MAX_OPEN_FILES,
+            kubelet_cgroups: String::new(),
+            // Of these two, upstream's default is true.
+            fail_swap_on: false,
+            fail_cgroup_v1: false,
+            protect_kernel_defaults: false,
+            seccomp_default: false,
+            single_process_oom_kill: None,
+            logging: Logging::default(),
             eviction_hard: None,
             eviction_soft: Pairs::default(),
             eviction_soft_grace_period: Pairs::default(),
@@ -346,6 +402,7 @@ impl Default for Configuration {
 }
 
 const ENSURE_SECRET_PULLED_IMAGES: &str = "KubeletEnsureSecretPulledImages";
+const MAX_OPEN_FILES: i64 = 1_000_000;
 
 /// How often a source of pods is read whole.
 const CHECK_PERIOD: GoDuration = GoDuration::from_secs(20);
@@ -369,7 +426,7 @@ impl Configuration {
         Ok(limit.and_then(|limit| usize::try_from(limit).ok()))
     }
 
-    /// Checks the fields of the Node. Upstream: `ValidateKubeletConfiguration`.
+    /// Checks the fields of the Node and of its process. Upstream: `ValidateKubeletConfiguration`.
     ///
     /// # Errors
     /// One that names the field and flag.
@@ -377,15 +434,19 @@ impl Configuration {
         if self.node_lease_duration_seconds <= 0 {
             return Err(Error::LeaseDuration);
         }
+        if ![TEXT, JSON].contains(&self.logging.format.as_str()) {
+            return Err(Error::LogFormat(self.logging.format.clone()));
+        }
         const NOT_NEGATIVE: &str = "not be a negative number";
         for (field, value, least, range) in [
-            ("maxPods (--max-pods)", self.max_pods, 0, NOT_NEGATIVE),
-            ("podsPerCore (--pods-per-core)", self.pods_per_core, 0, NOT_NEGATIVE),
-            ("eventRecordQPS (--event-qps)", self.event_record_qps, 0, NOT_NEGATIVE),
-            ("eventBurst (--event-burst)", self.event_burst, 0, NOT_NEGATIVE),
+            ("maxOpenFiles (--max-open-files)", self.max_open_files, 0, NOT_NEGATIVE),
+            ("maxPods (--max-pods)", self.max_pods.into(), 0, NOT_NEGATIVE),
+            ("podsPerCore (--pods-per-core)", self.pods_per_core.into(), 0, NOT_NEGATIVE),
+            ("eventRecordQPS (--event-qps)", self.event_record_qps.into(), 0, NOT_NEGATIVE),
+            ("eventBurst (--event-burst)", self.event_burst.into(), 0, NOT_NEGATIVE),
             (
                 "nodeStatusMaxImages (--node-status-max-images)",
-                self.node_status_max_images,
+                self.node_status_max_images.into(),
                 -1,
                 "be -1 or greater",
             ),
@@ -497,6 +558,8 @@ impl Configuration {
         let lease = defaults.node_lease_duration_seconds;
         replace_zero(&mut self.node_lease_duration_seconds, lease);
         replace_zero(&mut self.max_pods, defaults.max_pods);
+        replace_zero(&mut self.max_open_files, MAX_OPEN_FILES);
+        replace_zero(&mut self.logging.format, defaults.logging.format);
         let ids = defaults.user_namespaces.ids_per_pod;
         replace_zero(&mut self.user_namespaces.ids_per_pod, ids);
         replace_zero(&mut self.event_burst, defaults.event_burst);
@@ -645,6 +708,15 @@ mod tests {
                 Some("nodeLeaseDurationSeconds must be greater than 0"),
             ),
             (json!({"maxPods": -1}), Some("maxPods (--max-pods) -1 must not be a negative number")),
+            (
+                json!({"maxOpenFiles": -1}),
+                Some("maxOpenFiles (--max-open-files) -1 must not be a negative number"),
+            ),
+            (json!({"logging": {"format": "json"}}), None),
+            (
+                json!({"logging": {"format": "xml"}}),
+                Some("logging.format (--logging-format) \"xml\": not text or json"),
+            ),
             (
                 json!({"nodeStatusMaxImages": -2}),
                 Some("nodeStatusMaxImages (--node-status-max-images) -2 must be -1 or greater"),

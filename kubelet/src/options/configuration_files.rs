@@ -18,19 +18,20 @@ fn honoured() -> Vec<String> {
     }
 }
 
-/// Fields that are accepted with one value, which is how this kubelet works.
+/// Fields that are accepted with one value, or with that of each row: this is how the kubelet works.
 const FIXED: [(&str, &str); 16] = [
-    ("failSwapOn", "false"),
-    ("failCgroupV1", "false"),
-    ("makeIPTablesUtilChains", "false"),
     ("cpuManagerPolicy", "\"none\""),
     ("memoryManagerPolicy", "\"None\""),
     ("topologyManagerPolicy", "\"none\""),
     ("topologyManagerScope", "\"container\""),
     ("cpuCFSQuota", "true"),
     ("cpuCFSQuotaPeriod", "\"100ms\""),
-    ("seccompDefault", "false"),
-    ("protectKernelDefaults", "false"),
+    ("memoryReservationPolicy", "\"None\""),
+    ("memorySwap", r#"{"swapBehavior":"NoSwap"}"#),
+    // Without a limit of pulls, also upstream's default is kept.
+    ("registryPullQPS", "5"),
+    ("registryPullQPS", "0"),
+    ("registryBurst", "10"),
     ("runOnce", "false"),
     ("kernelMemcgNotification", "false"),
     ("enableContentionProfiling", "false"),
@@ -39,14 +40,21 @@ const FIXED: [(&str, &str); 16] = [
 ];
 
 /// Fields that matter only to parts that have nothing to do.
-const WITHOUT_EFFECT: [&str; 2] = ["contentType", "hairpinMode"];
+const WITHOUT_EFFECT: [&str; 8] = [
+    "contentType",
+    "cpuManagerReconcilePeriod",
+    "hairpinMode",
+    "iptablesDropBit",
+    "iptablesMasqueradeBit",
+    "makeIPTablesUtilChains",
+    "memoryThrottlingFactor",
+    "volumePluginDir",
+];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "cpuManagerPolicyOptions cpuManagerReconcilePeriod iptablesDropBit \
-    iptablesMasqueradeBit kubeletCgroups logging maxOpenFiles memoryReservationPolicy memorySwap \
-    memoryThrottlingFactor podCIDR qosReserved registryBurst registryPullQPS reservedMemory \
-    showHiddenMetricsForVersion singleProcessOOMKill systemCgroups tlsCurvePreferences \
-    topologyManagerPolicyOptions tracing volumePluginDir";
+const REFUSED: &str = "cpuManagerPolicyOptions podCIDR qosReserved reservedMemory \
+    showHiddenMetricsForVersion systemCgroups tlsCurvePreferences topologyManagerPolicyOptions \
+    tracing";
 
 const EVICTION_HARD: &str = "evictionHard";
 
@@ -161,19 +169,22 @@ fn check_fields(
     let known = honoured();
     let mut accepted = Map::new();
     for (field, value) in fields {
-        let (name, is_set) = (field.as_str(), !value.is_null());
+        let name = field.as_str();
+        // A file that a program has written has all fields, also those that are not set.
+        let is_set = !value.is_null() && !is_unset(&value);
+        let fixed = || FIXED.iter().filter(|(fixed, _)| *fixed == name).map(|(_, only)| *only);
         if known.contains(&field) {
             accepted.insert(field, value);
-        } else if let Some(&(_, only)) = FIXED.iter().find(|(fixed, _)| *fixed == name) {
+        } else if fixed().next().is_some() {
             let given = value.to_string();
-            if is_set && given != only && !is_unset(&value) {
+            if is_set && !fixed().any(|only| only == given) {
+                let only = fixed().collect::<Vec<_>>().join(" or ");
                 return Err(Error::UnsupportedValue { field, given, only });
             }
         } else if WITHOUT_EFFECT.contains(&name) {
             ignored.extend(is_set.then_some(field));
         } else if REFUSED.split_whitespace().any(|refused| refused == name) {
-            // A file that a program has written has all fields, also those that are not set.
-            if is_set && !is_unset(&value) {
+            if is_set {
                 return Err(Error::UnsupportedField(field));
             }
         } else {
@@ -246,10 +257,7 @@ mod tests {
                                    "verbosity": 0}}),
                 None,
             ),
-            (
-                json!({"logging": {"verbosity": 2}}),
-                Some("logging is not supported yet: see docs/kubelet-flags.md"),
-            ),
+            (json!({"logging": {"verbosity": 2, "format": "json"}}), None),
             (json!({"cpuCFSQuota": false}), Some("cpuCFSQuota: false is not supported, only true")),
             (json!({"cpuCFSQuota": true, "memoryManagerPolicy": "None"}), None),
             (json!({"cpuCFSQuotaPeriod": "0s", "memoryManagerPolicy": ""}), None),
@@ -261,11 +269,19 @@ mod tests {
                 json!({"cpuManagerPolicyOptions": {"full-pcpus-only": "true"}}),
                 Some("cpuManagerPolicyOptions is not supported yet: see docs/kubelet-flags.md"),
             ),
-            (json!({"failSwapOn": false}), None),
-            (json!({"failSwapOn": true}), Some("failSwapOn: true is not supported, only false")),
+            (json!({"registryPullQPS": 5, "registryBurst": 10}), None),
+            (json!({"registryPullQPS": 0}), None),
+            (
+                json!({"registryPullQPS": 7}),
+                Some("registryPullQPS: 7 is not supported, only 5 or 0"),
+            ),
+            (json!({"memorySwap": {"swapBehavior": "NoSwap"}}), None),
             (
                 json!({"memorySwap": {"swapBehavior": "LimitedSwap"}}),
-                Some("memorySwap is not supported yet: see docs/kubelet-flags.md"),
+                Some(
+                    "memorySwap: {\"swapBehavior\":\"LimitedSwap\"} is not supported, only \
+                     {\"swapBehavior\":\"NoSwap\"}",
+                ),
             ),
             (json!({"x": 1}), Some("strict decoding error: unknown field \"x\"")),
             (json!({"x": null}), Some("strict decoding error: unknown field \"x\"")),
@@ -371,6 +387,115 @@ mod tests {
             resolv_conf: "/run/systemd/resolve/resolv.conf".to_owned(),
             rotate_certificates: true,
             static_pod_path: "/etc/kubernetes/manifests".to_owned(),
+            ..Configuration::default()
+        };
+        assert_eq!(read, expected);
+    }
+
+    /// Such a file is what `/configz` of the Go kubelet shows.
+    #[test]
+    fn file_of_upstreams_defaults_is_read() {
+        let text = "
+            address: 0.0.0.0
+            apiVersion: kubelet.config.k8s.io/v1beta1
+            authentication:
+              anonymous: {enabled: false}
+              webhook: {cacheTTL: 2m0s, enabled: true}
+              x509: {}
+            authorization:
+              mode: Webhook
+              webhook: {cacheAuthorizedTTL: 5m0s, cacheUnauthorizedTTL: 30s}
+            cgroupDriver: cgroupfs
+            cgroupsPerQOS: true
+            configMapAndSecretChangeDetectionStrategy: Watch
+            containerLogMaxFiles: 5
+            containerLogMaxSize: 10Mi
+            containerLogMaxWorkers: 1
+            containerLogMonitorInterval: 10s
+            containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+            contentType: application/vnd.kubernetes.protobuf
+            cpuCFSQuota: true
+            cpuCFSQuotaPeriod: 100ms
+            cpuManagerPolicy: none
+            cpuManagerReconcilePeriod: 10s
+            crashLoopBackOff: {maxContainerRestartPeriod: 5m0s}
+            enableControllerAttachDetach: true
+            enableDebugFlagsHandler: true
+            enableDebuggingHandlers: true
+            enableProfilingHandler: true
+            enableServer: true
+            enableSystemLogHandler: true
+            enableSystemLogQuery: false
+            enforceNodeAllocatable: [pods]
+            eventBurst: 100
+            eventRecordQPS: 50
+            evictionPressureTransitionPeriod: 5m0s
+            failCgroupV1: true
+            failSwapOn: true
+            fileCheckFrequency: 20s
+            hairpinMode: promiscuous-bridge
+            healthzBindAddress: 127.0.0.1
+            healthzPort: 10248
+            httpCheckFrequency: 20s
+            imageGCHighThresholdPercent: 85
+            imageGCLowThresholdPercent: 80
+            imageMaximumGCAge: 0s
+            imageMinimumGCAge: 2m0s
+            iptablesDropBit: 15
+            iptablesMasqueradeBit: 14
+            kind: KubeletConfiguration
+            kubeAPIBurst: 100
+            kubeAPIQPS: 50
+            localStorageCapacityIsolation: true
+            logging:
+              flushFrequency: 5s
+              format: text
+              options:
+                json: {infoBufferSize: \"0\"}
+                text: {infoBufferSize: \"0\"}
+              verbosity: 0
+            makeIPTablesUtilChains: true
+            maxOpenFiles: 1000000
+            maxPods: 110
+            memoryManagerPolicy: None
+            memoryReservationPolicy: None
+            memorySwap: {}
+            memoryThrottlingFactor: 0.9
+            mergeDefaultEvictionSettings: false
+            nodeLeaseDurationSeconds: 40
+            nodeStatusMaxImages: 50
+            nodeStatusReportFrequency: 5m0s
+            nodeStatusUpdateFrequency: 10s
+            oomScoreAdj: -999
+            podLogsDir: /var/log/pods
+            podPidsLimit: -1
+            port: 10250
+            registerNode: true
+            registryBurst: 10
+            registryPullQPS: 5
+            resolvConf: /etc/resolv.conf
+            runtimeRequestTimeout: 2m0s
+            seccompDefault: false
+            serializeImagePulls: true
+            shutdownGracePeriod: 0s
+            shutdownGracePeriodCriticalPods: 0s
+            streamingConnectionIdleTimeout: 4h0m0s
+            syncFrequency: 1m0s
+            topologyManagerPolicy: none
+            topologyManagerScope: container
+            volumePluginDir: /usr/libexec/kubernetes/kubelet-plugins/volume/exec/
+            volumeStatsAggPeriod: 1m0s";
+        let document: Value = serde_yaml_ng::from_str(text).expect("YAML");
+        let mut ignored = BTreeSet::new();
+        let fields = check_fields(document, &mut ignored).expect("known fields");
+        assert_eq!(ignored.iter().map(String::as_str).collect::<Vec<_>>(), WITHOUT_EFFECT);
+        let read = build(Value::Object(fields)).expect("a configuration");
+        let expected = Configuration {
+            enable_server: Some(true),
+            enforce_node_allocatable: Some(vec!["pods".to_owned()]),
+            fail_cgroup_v1: true,
+            fail_swap_on: true,
+            serialize_image_pulls: Some(true),
             ..Configuration::default()
         };
         assert_eq!(read, expected);

@@ -29,11 +29,11 @@ pub enum Error {
     UnknownField(String),
     /// This kubelet does not have what the field sets.
     UnsupportedField(String),
-    /// The field has one value that is supported.
+    /// The field has few values that are supported, as `a or b`.
     UnsupportedValue {
         field: String,
         given: String,
-        only: &'static str,
+        only: String,
     },
     /// A field has another type.
     Field(serde_json::Error),
@@ -42,10 +42,11 @@ pub enum Error {
     /// A field of the node is out of its range: with its flag, its value and the range.
     OutOfRange {
         field: &'static str,
-        value: i32,
+        value: i64,
         range: &'static str,
     },
     LeaseDuration,
+    LogFormat(String),
     ReservedCpus(String),
     /// CPUs are reserved by their numbers, and by cgroups.
     ReservedCpusAndCgroups,
@@ -103,6 +104,9 @@ impl fmt::Display for Error {
             Error::Node(error) => error.fmt(f),
             Error::OutOfRange { field, value, range } => write!(f, "{field} {value} must {range}"),
             Error::LeaseDuration => f.write_str("nodeLeaseDurationSeconds must be greater than 0"),
+            Error::LogFormat(format) => {
+                write!(f, "logging.format (--logging-format) {format:?}: not text or json")
+            }
             Error::ReservedCpus(list) => {
                 write!(f, "unable to parse reservedSystemCPUs (--reserved-cpus) {list:?}")
             }

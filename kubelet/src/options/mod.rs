@@ -37,6 +37,8 @@ pub struct Settings {
     pub node_labels: NodeLabels,
     /// Empty or `external`.
     pub cloud_provider: String,
+    /// The cgroup of the runtime; empty: it is not known.
+    pub runtime_cgroups: String,
     /// Empty: there is no API server.
     pub kubeconfig: String,
     /// Empty: the kubeconfig has to be there.
@@ -103,6 +105,7 @@ impl Default for Settings {
             node_ip: String::new(),
             node_labels: NodeLabels::default(),
             cloud_provider: String::new(),
+            runtime_cgroups: String::new(),
             kubeconfig: String::new(),
             bootstrap_kubeconfig: String::new(),
             cert_dir: "/var/lib/kubelet/pki".into(),
@@ -160,6 +163,14 @@ flag_table! {
         root_dir: String => root;
         /// The kubelet's own score for the kernel's OOM killer.
         oom_score_adj: i32 => configuration.oom_score_adj;
+        /// The kubelet's own limit of open files, 0: it stays.
+        max_open_files: i64 => configuration.max_open_files;
+        /// Do not start where swap is on.
+        fail_swap_on: bool => configuration.fail_swap_on;
+        /// Do not start with cgroup v1.
+        fail_cgroupv1: bool => configuration.fail_cgroup_v1;
+        /// Do not start if settings of the kernel are not those that upstream makes.
+        protect_kernel_defaults: bool => configuration.protect_kernel_defaults;
         /// How often an unchanged pod is synced.
         sync_frequency: GoDuration => configuration.sync_frequency;
     }
@@ -249,6 +260,10 @@ flag_table! {
         cgroup_root: String => configuration.cgroup_root;
         /// Make cgroups for the classes of pods.
         cgroups_per_qos: bool => configuration.cgroups_per_qos;
+        /// Cgroup that the kubelet moves to.
+        kubelet_cgroups: String => configuration.kubelet_cgroups;
+        /// Cgroup of the runtime, whose usage is measured.
+        runtime_cgroups: String => runtime_cgroups;
         /// pods: limit all pods together to what is not reserved; system-reserved and kube-reserved
         /// (with -compressible: only CPU): limit their cgroups to what is; none; by default pods, where
         /// there are cgroups for classes.
@@ -257,6 +272,8 @@ flag_table! {
         pod_max_pids: i64 => configuration.pod_pids_limit;
         /// Sysctls that pods may set beside the safe ones; a name may end with *.
         allowed_unsafe_sysctls: Vec<String> => configuration.allowed_unsafe_sysctls;
+        /// Give the runtime's seccomp profile to containers that name none.
+        seccomp_default: bool => configuration.seccomp_default;
     }
     "Reservations" {
         /// What the kubelet and the runtime need, as cpu=200m,memory=500Mi.
@@ -334,6 +351,8 @@ flag_table! {
     "Global" {
         /// Verbosity of the log: 0 to 10.
         v: Level => verbosity;
+        /// Format of the log: text or json.
+        logging_format: String => configuration.logging.format;
         /// Print the version and quit; "raw" prints all of it.
         version: Version => version;
     }
@@ -341,15 +360,12 @@ flag_table! {
 
 /// Upstream's other flags: they are refused, with the page that says why.
 const REFUSED: &str = "contention-profiling cpu-cfs-quota cpu-cfs-quota-period cpu-manager-policy \
-    cpu-manager-policy-options cpu-manager-reconcile-period \
-    exit-on-lock-contention experimental-allocatable-ignore-eviction \
-    experimental-mounter-path fail-cgroupv1 fail-swap-on hairpin-mode \
-    kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps kubelet-cgroups \
-    lock-file make-iptables-util-chains max-open-files memory-manager-policy pod-cidr \
-    protect-kernel-defaults qos-reserved registry-burst registry-qps reserved-memory runonce \
-    runtime-cgroups seccomp-default system-cgroups \
-    topology-manager-policy topology-manager-policy-options \
-    topology-manager-scope volume-plugin-dir";
+    cpu-manager-policy-options cpu-manager-reconcile-period exit-on-lock-contention \
+    experimental-allocatable-ignore-eviction experimental-mounter-path hairpin-mode \
+    kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps lock-file \
+    make-iptables-util-chains memory-manager-policy pod-cidr qos-reserved registry-burst \
+    registry-qps reserved-memory runonce system-cgroups topology-manager-policy \
+    topology-manager-policy-options topology-manager-scope volume-plugin-dir";
 
 /// Returns the text of `--help`.
 pub fn usage() -> String {
@@ -386,6 +402,8 @@ pub fn parse(args: &[String]) -> Result<Command, Error> {
     let read = configuration_files::read(&settings.files)?;
     settings.configuration = read.configuration;
     settings.ignored_fields = read.ignored;
+    let verbosity = settings.configuration.logging.verbosity;
+    settings.verbosity = Level(i32::try_from(verbosity).unwrap_or(i32::MAX));
     set_flags(&mut settings, &arguments).map_err(Error::Flag)?;
     settings.configuration.replace_zero_periods();
     settings.configuration.set_defaults_of_gates();
@@ -514,10 +532,13 @@ mod tests {
         let file = std::env::temp_dir().join(format!("kubelet-pulls-{}.yaml", std::process::id()));
         let text = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
                     maxParallelImagePulls: 2\ncontentType: x\nauthorization: null\n\
-                    featureGates: {NodeSwap: true, HPAScaleToZero: false}\n";
+                    featureGates: {NodeSwap: true, HPAScaleToZero: false}\n\
+                    logging: {verbosity: 2}\n";
         std::fs::write(&file, text).expect("a file");
         let config = format!("--config={}", file.display());
         let settings = run(&[&config]).expect("settings");
+        assert_eq!(settings.verbosity, Level(2));
+        assert_eq!(run(&[&config, "-v=5"]).map(|settings| settings.verbosity), Ok(Level(5)));
         // There is no log yet.
         assert_eq!(settings.ignored_fields, BTreeSet::from(["contentType".to_owned()]));
         assert_eq!(settings.configuration.max_parallel_pulls().ok(), Some(Some(2)));

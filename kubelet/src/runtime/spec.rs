@@ -197,14 +197,22 @@ pub struct ContainerSettings<'a> {
     pub memory_bytes: i64,
     /// The sizes of huge pages that the node has.
     pub page_sizes: &'a [PageSize],
-    /// The folder of local seccomp profiles.
-    pub seccomp: &'a Path,
+    pub seccomp: Seccomp<'a>,
     /// Whether the machine has AppArmor.
     pub has_app_armor: bool,
     /// More files of the container's cgroup in version 2, with their contents.
     pub unified: HashMap<String, String>,
     /// Whether the limit of memory is that of memory and swap too, in version 1.
     pub limits_memory_and_swap: bool,
+}
+
+/// Where seccomp profiles come from.
+#[derive(Clone, Copy)]
+pub struct Seccomp<'a> {
+    /// The folder of local profiles.
+    pub folder: &'a Path,
+    /// Containers that name no profile get the runtime's.
+    pub runtime_by_default: bool,
 }
 
 /// Builds the definition of a container for the runtime, from the pod and from what the start of
@@ -404,7 +412,7 @@ fn oom_score(class: QosClass, memory_request: i64, memory_bytes: i64) -> i64 {
 /// What the security context of a container depends on beside the pod.
 struct Guards<'a> {
     image_uid: Option<i64>,
-    seccomp: &'a Path,
+    seccomp: Seccomp<'a>,
     has_app_armor: bool,
     users: Option<&'a api::UserNamespace>,
 }
@@ -437,8 +445,9 @@ fn security(
         Some(("Localhost", profile)) => {
             let file = profile.localhost_profile.as_deref().filter(|file| !file.is_empty());
             let file = file.ok_or(Error::NoLocalhostProfile)?;
-            localhost_profile(guards.seccomp.join(file).display().to_string())
+            localhost_profile(guards.seccomp.folder.join(file).display().to_string())
         }
+        None if guards.seccomp.runtime_by_default => runtime_default(),
         Some(("Unconfined", _)) | None => unconfined(),
         // The server knows more types: the container must not run without protection.
         Some((other, _)) => return Err(unknown_type("seccompProfile", other)),
@@ -556,13 +565,36 @@ mod tests {
 
     use super::*;
 
+    fn seccomp(runtime_by_default: bool) -> Seccomp<'static> {
+        Seccomp { folder: Path::new("/seccomp"), runtime_by_default }
+    }
+
+    #[test]
+    fn containers_without_a_seccomp_profile_get_the_default() {
+        let named = |kind: &str| json!({"seccompProfile": {"type": kind}});
+        for (own, of_pod, runtime_by_default, expected) in [
+            (json!({}), json!({}), false, unconfined()),
+            (json!({}), json!({}), true, runtime_default()),
+            (named("Unconfined"), json!({}), true, unconfined()),
+            (json!({}), named("Unconfined"), true, unconfined()),
+            (json!({}), named("RuntimeDefault"), false, runtime_default()),
+        ] {
+            let container = json!({"name": "c", "securityContext": own});
+            let pod = json!({"spec": {"securityContext": of_pod, "containers": [container]}});
+            let pod: Pod = serde_json::from_value(pod).expect("a pod");
+            let seccomp = seccomp(runtime_by_default);
+            let guards = Guards { image_uid: None, seccomp, has_app_armor: false, users: None };
+            let context = security(&pod, &pod.spec().containers[0], &guards).expect("a context");
+            assert_eq!(context.seccomp, Some(expected), "{own} {of_pod} {runtime_by_default}");
+        }
+    }
+
     #[test]
     fn profiles_come_from_the_container_first() {
         let kind = |pod: serde_json::Value| {
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
-            let folder = Path::new("/seccomp");
-            let guards =
-                Guards { image_uid: Some(1), seccomp: folder, has_app_armor: true, users: None };
+            let seccomp = seccomp(false);
+            let guards = Guards { image_uid: Some(1), seccomp, has_app_armor: true, users: None };
             let context = security(&pod, &pod.spec().containers[0], &guards);
             context.map_err(|error| error.to_string()).map(|context| {
                 let shown = |profile: Option<api::SecurityProfile>| {
@@ -624,12 +656,8 @@ mod tests {
             let container = json!({"name": "c", "securityContext": context});
             let pod = json!({"metadata": {"uid": "u"}, "spec": {"containers": [container]}});
             let pod: Pod = serde_json::from_value(pod).expect("a pod");
-            let guards = Guards {
-                image_uid: None,
-                seccomp: Path::new("/seccomp"),
-                has_app_armor: false,
-                users,
-            };
+            let seccomp = seccomp(false);
+            let guards = Guards { image_uid: None, seccomp, has_app_armor: false, users };
             let found = security(&pod, &pod.spec().containers[0], &guards).expect("a context");
             let is_all_open = found.masked_paths.is_empty() && found.readonly_paths.is_empty();
             assert_eq!(is_all_open, is_open, "{context}");
@@ -661,7 +689,7 @@ mod tests {
                 mounts: Vec::new(),
                 memory_bytes: 1 << 30,
                 page_sizes: &[],
-                seccomp: Path::new("/seccomp"),
+                seccomp: seccomp(false),
                 has_app_armor: false,
                 unified: [("memory.oom.group".to_owned(), "1".to_owned())].into(),
                 limits_memory_and_swap,

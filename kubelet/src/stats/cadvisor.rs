@@ -1,6 +1,7 @@
 //! The text of `/metrics/cadvisor`: what each cgroup of the node and its pods uses. Upstream:
 //! cAdvisor's `PrometheusCollector`, `containerPrometheusLabelsFunc`.
 
+use std::array;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
 use std::fs;
@@ -10,17 +11,24 @@ use std::path::Path;
 use kube_controller_manager::objects::Timestamp;
 
 use super::{Fs, Interface, StatsSource, disk, interfaces_of};
-use crate::cgroups::details::{self, Details, Pressure};
+use crate::cgroups::details::{self, Details, Io, Pressure};
 use crate::cgroups::usage::{self, swap_of_machine};
 use crate::pod::{Pod, PodExt, Uid};
 
 /// The families with their kinds and help texts, in the order of the alphabet.
-const FAMILIES: [(&str, &str, &str); 63] = [
+const FAMILIES: [(&str, &str, &str); 75] = [
     (
         "cadvisor_version_info",
         "gauge",
         "A metric with a constant '1' value labeled by kernel version, OS version, docker \
          version, cadvisor version & cadvisor revision.",
+    ),
+    ("container_blkio_device_usage_total", "counter", "Blkio Device bytes usage"),
+    ("container_cpu_cfs_burst_periods_total", "counter", "Number of periods when burst occurs."),
+    (
+        "container_cpu_cfs_burst_seconds_total",
+        "counter",
+        "Total time duration the container has been bursted.",
     ),
     (
         "container_cpu_cfs_periods_total",
@@ -51,19 +59,36 @@ const FAMILIES: [(&str, &str, &str); 63] = [
     ("container_file_descriptors", "gauge", "Number of open file descriptors for the container."),
     ("container_fs_inodes_free", "gauge", "Number of available Inodes"),
     ("container_fs_inodes_total", "gauge", "Number of Inodes"),
+    ("container_fs_io_current", "gauge", "Number of I/Os currently in progress"),
+    (
+        "container_fs_io_time_seconds_total",
+        "counter",
+        "Cumulative count of seconds spent doing I/Os",
+    ),
+    (
+        "container_fs_io_time_weighted_seconds_total",
+        "counter",
+        "Cumulative weighted I/O time in seconds",
+    ),
     (
         "container_fs_limit_bytes",
         "gauge",
         "Number of bytes that can be consumed by the container on this filesystem.",
     ),
+    ("container_fs_read_seconds_total", "counter", "Cumulative count of seconds spent reading"),
     ("container_fs_reads_bytes_total", "counter", "Cumulative count of bytes read"),
+    ("container_fs_reads_merged_total", "counter", "Cumulative count of reads merged"),
     ("container_fs_reads_total", "counter", "Cumulative count of reads completed"),
+    ("container_fs_sector_reads_total", "counter", "Cumulative count of sector reads completed"),
+    ("container_fs_sector_writes_total", "counter", "Cumulative count of sector writes completed"),
     (
         "container_fs_usage_bytes",
         "gauge",
         "Number of bytes that are consumed by the container on this filesystem.",
     ),
+    ("container_fs_write_seconds_total", "counter", "Cumulative count of seconds spent writing"),
     ("container_fs_writes_bytes_total", "counter", "Cumulative count of bytes written"),
+    ("container_fs_writes_merged_total", "counter", "Cumulative count of writes merged"),
     ("container_fs_writes_total", "counter", "Cumulative count of writes completed"),
     ("container_last_seen", "gauge", "Last time a container was seen by the exporter"),
     ("container_memory_cache", "gauge", "Number of bytes of page cache memory."),
@@ -238,6 +263,12 @@ impl Page {
         self.lines.get_mut(at)
     }
 
+    /// Returns whether there is a series with these labels.
+    fn has(&mut self, name: &'static str, labels: &str) -> bool {
+        let series = format!("{name}{{{labels}}} ");
+        self.lines(name).is_some_and(|lines| lines.contains(&series))
+    }
+
     /// Adds a series with the time of its measurement.
     fn add_timed(&mut self, name: &'static str, labels: &str, value: f64) {
         let millis = self.millis;
@@ -269,9 +300,16 @@ impl Page {
     }
 }
 
+/// The sandbox of a pod.
+pub struct Sandbox {
+    pub id: String,
+    /// Empty: it is not known.
+    pub image: String,
+}
+
 /// Measures the node, the cgroups of pods, and those of their containers and sandboxes.
 /// `sandboxes`: the newest sandbox of each pod. Pods without a cgroup are left out. Blocks.
-pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, String>) -> String {
+pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Sandbox>) -> String {
     let mut page = Page::new(source.now);
     add_machine(&mut page, source);
     let devices = Devices::default();
@@ -287,14 +325,10 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
     let root = of_cgroup("/");
     let labels = add_cgroup(&mut page, source, &root, &devices);
     add_network(&mut page, &labels, None);
-    for (device, fs) in node_disks(source) {
-        let labels = format!("{labels},device={device:?}");
-        page.add_timed("container_fs_inodes_free", &labels, fs.inodes_free as f64);
-        page.add_timed("container_fs_inodes_total", &labels, fs.inodes as f64);
-        page.add_timed("container_fs_limit_bytes", &labels, fs.capacity_bytes as f64);
-        page.add_timed("container_fs_usage_bytes", &labels, fs.used_bytes.unwrap_or(0) as f64);
+    for (device, disk) in node_disks(source) {
+        add_disk(&mut page, &format!("{labels},device={device:?}"), &disk);
     }
-    if let Some(path) = &source.all_pods {
+    for path in cgroups_of_many(source) {
         add_cgroup(&mut page, source, &of_cgroup(path), &devices);
     }
     for pod in source.pods {
@@ -307,9 +341,9 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
         for container in containers(source, pod, &path) {
             add_cgroup(&mut page, source, &container, &devices);
         }
-        if let Some(id) = sandboxes.get(&pod.uid()) {
+        if let Some(Sandbox { id, image }) = sandboxes.get(&pod.uid()) {
             let below = source.hierarchy.container_below(&path, id);
-            let sandbox = Subject { name: id, id: below.clone(), ..of_pod };
+            let sandbox = Subject { name: id, image, id: below.clone(), ..of_pod };
             let sandbox = Subject { started_seconds: made_at(source, &below), ..sandbox };
             let labels = add_cgroup(&mut page, source, &sandbox, &devices);
             if let Some(process) = usage::first_process(source.hierarchy, &below) {
@@ -319,6 +353,19 @@ pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Strin
     }
     page.add("container_scrape_error", "", 0.0);
     page.text()
+}
+
+/// Lists the cgroups of all pods, of their classes, of the kubelet and of the runtime, those that
+/// exist. Upstream: the roots of cAdvisor, and the cgroups below them.
+fn cgroups_of_many<'a>(source: &'a StatsSource<'_>) -> Vec<&'a str> {
+    let pods = source.all_pods.iter().chain(&source.classes).map(String::as_str);
+    let system = source.system_cgroups.named().map(|(_, path)| path);
+    let exists = |path: &str| {
+        let folders = ["cpu", "memory"].map(|controller| source.hierarchy.folder(controller, path));
+        folders.into_iter().flatten().any(|folder| folder.is_dir())
+    };
+    // The root has its series already.
+    pods.chain(system).filter(|path| *path != "/" && exists(path)).collect()
 }
 
 /// Lists the running containers of a pod, by its status.
@@ -421,17 +468,80 @@ impl Processors {
     }
 }
 
+/// A disk of the node: its size and use, and what the kernel counts.
+struct NodeDisk {
+    fs: Fs,
+    counts: DiskCounts,
+}
+
+/// The columns of a line of `/proc/diskstats`, from that of the reads on. Times are milliseconds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct DiskCounts([u64; 11]);
+
+impl DiskCounts {
+    /// Finds the device with this number in the content of `/proc/diskstats`; a device that is
+    /// absent has done nothing.
+    fn find(text: &str, number: u64) -> DiskCounts {
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let of = |line: &str| {
+            let mut words = line.split_whitespace();
+            let is_it = [major, minor].iter().all(|part| words.next() == Some(&*part.to_string()));
+            let mut counts = words.skip(1).map(|count| count.parse().unwrap_or(0));
+            is_it.then(|| DiskCounts(array::from_fn(|_| counts.next().unwrap_or(0))))
+        };
+        text.lines().find_map(of).unwrap_or_default()
+    }
+}
+
 /// Measures the disks of the node's files and of images, by their devices.
-fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, Fs> {
+fn node_disks(source: &StatsSource<'_>) -> BTreeMap<String, NodeDisk> {
     let images = source.images.as_ref().map(|images| Path::new(&images.mount_point));
     let folders = [Some(source.folders.root.as_path()), images].into_iter().flatten();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let counts = fs::read_to_string("/proc/diskstats").unwrap_or_default();
     let time = source.now.to_string();
     let disks = folders.filter_map(|folder| {
-        let device = device_of(&mounts, fs::metadata(folder).ok()?.dev())?;
-        Some((device, disk(&time, folder)?))
+        let number = fs::metadata(folder).ok()?.dev();
+        let device = device_of(&mounts, number)?;
+        let fs = disk(&time, folder)?;
+        Some((device, NodeDisk { fs, counts: DiskCounts::find(&counts, number) }))
     });
     disks.collect()
+}
+
+/// Adds the series of a disk of the node. Its times are seconds, where cAdvisor divides
+/// milliseconds by 10^9.
+fn add_disk(page: &mut Page, labels: &str, NodeDisk { fs, counts }: &NodeDisk) {
+    for (name, value) in [
+        ("container_fs_inodes_free", fs.inodes_free),
+        ("container_fs_inodes_total", fs.inodes),
+        ("container_fs_limit_bytes", fs.capacity_bytes),
+        ("container_fs_usage_bytes", fs.used_bytes.unwrap_or(0)),
+    ] {
+        page.add_timed(name, labels, value as f64);
+    }
+    // In the order of the columns.
+    for ((name, unit), count) in [
+        ("container_fs_reads_total", 1.0),
+        ("container_fs_reads_merged_total", 1.0),
+        ("container_fs_sector_reads_total", 1.0),
+        ("container_fs_read_seconds_total", 1e3),
+        ("container_fs_writes_total", 1.0),
+        ("container_fs_writes_merged_total", 1.0),
+        ("container_fs_sector_writes_total", 1.0),
+        ("container_fs_write_seconds_total", 1e3),
+        ("container_fs_io_current", 1.0),
+        ("container_fs_io_time_seconds_total", 1e3),
+        ("container_fs_io_time_weighted_seconds_total", 1e3),
+    ]
+    .into_iter()
+    .zip(counts.0)
+    {
+        // The cgroup of the root may count the operations on the same device.
+        if !page.has(name, labels) {
+            page.add_timed(name, labels, count as f64 / unit);
+        }
+    }
 }
 
 /// Returns the source of the first mount of a device, by its number.
@@ -489,12 +599,27 @@ fn add_cgroup(
     }
     for (number, io) in &details.io {
         let labels = format!("{labels},device={:?}", devices.name(number));
-        page.add_timed("container_fs_reads_bytes_total", &labels, io.read_bytes as f64);
-        page.add_timed("container_fs_reads_total", &labels, io.reads as f64);
-        page.add_timed("container_fs_writes_bytes_total", &labels, io.written_bytes as f64);
-        page.add_timed("container_fs_writes_total", &labels, io.writes as f64);
+        add_io(page, &labels, number, io);
     }
     labels
+}
+
+/// Adds the series of what a cgroup has read and written on a device with this number.
+fn add_io(page: &mut Page, labels: &str, number: &str, io: &Io) {
+    let bytes = |operation: &str| io.bytes.get(operation).copied().unwrap_or(0);
+    for (name, value) in [
+        ("container_fs_reads_bytes_total", bytes("Read")),
+        ("container_fs_reads_total", io.reads),
+        ("container_fs_writes_bytes_total", bytes("Write")),
+        ("container_fs_writes_total", io.writes),
+    ] {
+        page.add_timed(name, labels, value as f64);
+    }
+    let (major, minor) = number.split_once(':').unwrap_or((number, ""));
+    for (operation, bytes) in &io.bytes {
+        let labels = format!("{labels},major={major:?},minor={minor:?},operation={operation:?}");
+        page.add_timed("container_blkio_device_usage_total", &labels, *bytes as f64);
+    }
 }
 
 /// Converts nanoseconds to seconds.
@@ -518,6 +643,9 @@ fn add_series(page: &mut Page, labels: &str, details: &Details) {
             page.add_timed("container_cpu_cfs_throttled_periods_total", labels, throttled);
             let throttled = seconds(cpu.throttled);
             page.add_timed("container_cpu_cfs_throttled_seconds_total", labels, throttled);
+            let periods = cpu.burst_periods as f64;
+            page.add_timed("container_cpu_cfs_burst_periods_total", labels, periods);
+            page.add_timed("container_cpu_cfs_burst_seconds_total", labels, seconds(cpu.burst));
         }
     }
     if let Some(memory) = details.memory {
@@ -642,6 +770,8 @@ mod tests {
                 usage: 2_500_000_000,
                 periods: 4,
                 throttled: 500_000_000,
+                burst_periods: 3,
+                burst: 250_000_000,
                 period: 100_000,
                 quota: Some(20_000),
                 ..Cpu::default()
@@ -661,6 +791,8 @@ mod tests {
             format!("container_cpu_usage_seconds_total{{{labels},cpu=\"total\"}} 2.5 3000"),
             format!("container_cpu_cfs_periods_total{{{labels}}} 4 3000"),
             format!("container_cpu_cfs_throttled_seconds_total{{{labels}}} 0.5 3000"),
+            format!("container_cpu_cfs_burst_periods_total{{{labels}}} 3 3000"),
+            format!("container_cpu_cfs_burst_seconds_total{{{labels}}} 0.25 3000"),
             format!("container_spec_cpu_quota{{{labels}}} 20000"),
             format!("container_memory_working_set_bytes{{{labels}}} 5 3000"),
             format!("container_spec_memory_limit_bytes{{{labels}}} 9"),
@@ -671,6 +803,40 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
         assert!(!text.contains("pressure_io"), "{text}");
+    }
+
+    #[test]
+    fn disks_have_what_the_kernel_counts() {
+        let text = "   8       0 sda 9 9 9 9 9 9 9 9 9 9 9 0 0 0 0\n   \
+                    8       1 sda1 1 2 3 4000 5 6 7 8000 9 10000 11000 0 0 0 0 0 0\n";
+        let counts = DiskCounts::find(text, rustix::fs::makedev(8, 1));
+        assert_eq!(counts, DiskCounts([1, 2, 3, 4000, 5, 6, 7, 8000, 9, 10_000, 11_000]));
+        let absent = DiskCounts::find(text, rustix::fs::makedev(0, 40));
+        assert_eq!(absent, DiskCounts::default());
+        let mut page = Page::new(Timestamp::from_secs(3));
+        let bytes = [("Read", 10), ("Total", 30)].map(|(kind, bytes)| (kind.to_owned(), bytes));
+        let io = Io { bytes: bytes.into(), reads: 70, writes: 80 };
+        let labels = "id=\"/\",device=\"/dev/sda1\"";
+        add_io(&mut page, labels, "8:1", &io);
+        add_disk(&mut page, labels, &NodeDisk { fs: Fs::default(), counts });
+        let text = page.text();
+        let blkio = format!("container_blkio_device_usage_total{{{labels},major=\"8\",minor=\"1\"");
+        for line in [
+            format!("{blkio},operation=\"Read\"}} 10 3000"),
+            format!("{blkio},operation=\"Total\"}} 30 3000"),
+            // The cgroup's own counts take precedence.
+            format!("container_fs_reads_total{{{labels}}} 70 3000"),
+            format!("container_fs_reads_bytes_total{{{labels}}} 10 3000"),
+            format!("container_fs_reads_merged_total{{{labels}}} 2 3000"),
+            format!("container_fs_sector_writes_total{{{labels}}} 7 3000"),
+            format!("container_fs_read_seconds_total{{{labels}}} 4 3000"),
+            format!("container_fs_io_current{{{labels}}} 9 3000"),
+            format!("container_fs_io_time_weighted_seconds_total{{{labels}}} 11 3000"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        let reads = text.lines().filter(|line| line.starts_with("container_fs_reads_total"));
+        assert_eq!(reads.count(), 1, "{text}");
     }
 
     #[test]

@@ -19,13 +19,13 @@ use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
 use rustix::fs::Stat;
 
-pub use self::cadvisor::cadvisor_metrics;
+pub use self::cadvisor::{Sandbox, cadvisor_metrics};
 pub use self::resource::{resource_metrics, scrape_error};
 pub use self::summary::*;
 
 use crate::cgroups::details;
 use crate::cgroups::usage::{self, Usage};
-use crate::cgroups::{Hierarchy, max_pids};
+use crate::cgroups::{Hierarchy, SystemCgroups, max_pids};
 use crate::csi::Amounts;
 use crate::files::tree;
 use crate::images::ImageUse;
@@ -46,9 +46,13 @@ pub struct StatsSource<'a> {
     pub memory_bytes: u64,
     pub folders: &'a Folders,
     pub hierarchy: &'a Hierarchy,
-    /// The path of the cgroup of all pods, and of a pod.
+    /// The paths of the cgroups of all pods, of the classes that have their own, and of a pod.
     pub all_pods: Option<String>,
+    pub classes: Vec<String>,
     pub cgroup_of: &'a dyn Fn(&Pod) -> Option<String>,
+    pub system_cgroups: &'a SystemCgroups,
+    /// When the kubelet has started.
+    pub started: Timestamp,
     /// What the runtime uses for images, with the folder of their disk.
     pub images: Option<ImageUse>,
     pub pods: &'a [Pod],
@@ -206,24 +210,11 @@ impl Stats {
         usage.memory = Some(usage::machine_memory(source.hierarchy, source.memory_bytes));
         (usage.swap, usage.swap_available) = usage::swap_of_machine(&meminfo);
         let started = boot_time();
-        let mut system_containers = Vec::new();
-        if let Some(path) = &source.all_pods {
-            let mut usage = usage::read(source.hierarchy, path);
-            if let Some(memory) = &mut usage.memory {
-                memory.limit = memory.limit.or(Some(source.memory_bytes));
-            }
-            system_containers.push(ContainerStats {
-                name: "pods".to_owned(),
-                start_time: started.to_string(),
-                used: self.used(source, path, &usage),
-                ..Default::default()
-            });
-        }
         let time = source.now.to_string();
         let is_full = !source.only_cpu_and_memory;
         NodeStats {
             node_name: source.node.to_owned(),
-            system_containers,
+            system_containers: self.system_containers(source, started),
             start_time: started.to_string(),
             used: self.used(source, "/", &usage),
             network: is_full.then(|| network(&time, None)).flatten(),
@@ -239,6 +230,38 @@ impl Stats {
             }),
             rlimit: is_full.then(|| rlimit(&time)).flatten(),
         }
+    }
+
+    /// Measures the cgroups of all pods, of the kubelet and of the runtime, those that exist.
+    /// `booted`: when the machine was started. Upstream: `GetSystemContainersStats`.
+    fn system_containers(
+        &self,
+        source: &StatsSource<'_>,
+        booted: Timestamp,
+    ) -> Vec<ContainerStats> {
+        let pods = source.all_pods.iter().map(|path| ("pods", path.as_str()));
+        let all = pods.chain(source.system_cgroups.named()).filter_map(|(name, path)| {
+            let folder = source.hierarchy.folder("memory", path)?;
+            let made = fs::metadata(folder).ok()?.mtime();
+            let mut usage = usage::read(source.hierarchy, path);
+            let start = match name {
+                "pods" => booted,
+                "kubelet" => source.started,
+                _ => Timestamp::from_secs(made),
+            };
+            if name == "pods"
+                && let Some(memory) = &mut usage.memory
+            {
+                memory.limit = memory.limit.or(Some(source.memory_bytes));
+            }
+            Some(ContainerStats {
+                name: name.to_owned(),
+                start_time: start.to_string(),
+                used: self.used(source, path, &usage),
+                ..Default::default()
+            })
+        });
+        all.collect()
     }
 
     /// Measures a pod and its running containers. `None`: no container of it runs, or it has no
@@ -513,6 +536,54 @@ mod tests {
         }
         stats.tidy(seconds(1000));
         assert_eq!(stats.rate("/a", 0, seconds(1000)), None);
+    }
+
+    #[test]
+    fn cgroups_of_the_nodes_programs_are_measured() {
+        let base = std::env::temp_dir().join(format!("kubelet-system-{}", std::process::id()));
+        for (path, bytes) in [("pods", "700"), ("system/kubelet", "30"), ("runtime", "50")] {
+            let folder = base.join("memory").join(path);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("memory.usage_in_bytes"), bytes).expect("a file");
+            fs::write(folder.join("memory.stat"), "total_rss 1\n").expect("a file");
+        }
+        let stats = Stats::default();
+        let folders = Folders { root: base.clone(), logs: base.clone() };
+        for (kubelet, runtime, expected) in [
+            ("/system/kubelet", "/runtime", &[("pods", 700), ("kubelet", 30), ("runtime", 50)][..]),
+            ("/system/kubelet", "", &[("pods", 700), ("kubelet", 30)]),
+            ("/absent", "", &[("pods", 700)]),
+        ] {
+            let source = StatsSource {
+                node: "n",
+                memory_bytes: 1000,
+                folders: &folders,
+                hierarchy: &Hierarchy::v1_for_tests(&base, &["cpu", "memory"]),
+                all_pods: Some("/pods".to_owned()),
+                classes: Vec::new(),
+                system_cgroups: &SystemCgroups::detect(kubelet, runtime),
+                started: Timestamp::from_secs(7),
+                cgroup_of: &|_| None,
+                images: None,
+                pods: &[],
+                starts: &HashMap::new(),
+                now: Timestamp::from_secs(9),
+                monotonic: Duration::from_secs(9),
+                volume_period: None,
+                only_cpu_and_memory: true,
+            };
+            let node = stats.summary(&source).node;
+            let found = node.system_containers.iter().map(|one| {
+                let memory = one.used.memory.as_ref().expect("memory");
+                // Only pods have the machine's limit where their cgroup has none.
+                assert_eq!(memory.available_bytes.is_some(), one.name == "pods");
+                let is_start = one.start_time == "1970-01-01T00:00:07Z";
+                assert_eq!(is_start, one.name == "kubelet", "{}", one.start_time);
+                (one.name.as_str(), memory.usage_bytes)
+            });
+            assert_eq!(found.collect::<Vec<_>>(), expected);
+        }
+        fs::remove_dir_all(&base).expect("removed");
     }
 
     #[test]

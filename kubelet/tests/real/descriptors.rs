@@ -40,7 +40,7 @@ fn restarts(pod: &Value) -> Option<i64> {
 fn idle_clients_leave_descriptors_to_probes() {
     let Some(mut node) = Node::start("idle") else { return };
     node.write("web.yaml", WEB);
-    node.start_kubelet_by(&["prlimit", "--nofile=1024:1024"], &[]);
+    node.start_kubelet_with(&["--max-open-files=1024"]);
     node.eventually("web-n", "ready", is_ready);
     open_files::raise_limit();
     let idle = node.in_network(|| {
@@ -60,10 +60,20 @@ fn idle_clients_leave_descriptors_to_probes() {
 }
 
 #[test]
-fn the_soft_limit_of_descriptors_is_raised() {
+fn limits_of_descriptors_are_set() {
     let Some(mut node) = Node::start("limit") else { return };
-    node.start_kubelet_by(&["prlimit", "--nofile=256:2048"], &[]);
+    let few = ["prlimit", "--nofile=256:2048"];
+    node.start_kubelet_by(&few, &["--max-open-files=0"]);
     assert!(wait(|| node.log().contains("raised from 256 to 2048")), "{}", node.log());
+    node.kill_kubelet();
+    node.start_kubelet_by(&few, &["--max-open-files=1500"]);
+    let limits = format!("/proc/{}/limits", node.kubelet_id());
+    let is_set = || {
+        let limits = std::fs::read_to_string(&limits).unwrap_or_default();
+        let line = limits.lines().find(|line| line.starts_with("Max open files"));
+        line.is_some_and(|line| line.split_whitespace().skip(3).take(2).eq(["1500", "1500"]))
+    };
+    assert!(wait(is_set), "{}", node.log());
 }
 
 #[test]

@@ -359,16 +359,18 @@ fn pods_have_cgroups_of_their_class_and_their_usage_is_served() {
         let mut lines = metrics.lines().filter(|line| line.starts_with(&format!("{name}{{")));
         lines.any(|line| parts.iter().all(|part| line.contains(part)))
     };
-    let own = "container=\"main\"";
+    let of_pod = "pod=\"limited-n\"";
+    let (own, of_sandbox) = ("container=\"main\"", "container=\"\"");
     for (name, parts) in [
-        ("container_cpu_usage_seconds_total", [own, "cpu=\"total\""]),
-        ("container_memory_working_set_bytes", [own, "image=\"node.test/busybox:1\""]),
-        ("container_spec_cpu_quota", [own, "} 20000"]),
-        ("container_network_receive_bytes_total", ["container=\"\"", "interface=\"eth0\""]),
-        ("container_fs_usage_bytes", ["id=\"/\"", "device="]),
+        ("container_cpu_usage_seconds_total", [of_pod, own, "cpu=\"total\""]),
+        ("container_memory_working_set_bytes", [of_pod, own, "image=\"node.test/busybox:1\""]),
+        ("container_spec_cpu_quota", [of_pod, own, "} 20000"]),
+        ("container_network_receive_bytes_total", [of_pod, of_sandbox, "interface=\"eth0\""]),
+        ("container_last_seen", [of_pod, of_sandbox, "image=\"node.test/pause"]),
+        ("container_fs_usage_bytes", ["pod=\"\"", "id=\"/\"", "device="]),
+        ("container_fs_io_time_seconds_total", ["pod=\"\"", "id=\"/\"", "device="]),
+        ("container_memory_usage_bytes", ["pod=\"\"", "/besteffort\"", "image=\"\""]),
     ] {
-        let of_pod = if name.contains("fs_usage") { "pod=\"\"" } else { "pod=\"limited-n\"" };
-        let parts = [of_pod, parts[0], parts[1]];
         assert!(has(name, &parts), "{name} {parts:?}:\n{metrics}");
     }
     assert!(has("machine_memory_bytes", &["boot_id="]), "{metrics}");

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 
 use super::{TIMEOUT, VERSIONS};
+use crate::objects::Unavailable;
 
 /// Why a configuration of credential providers is invalid, or a program has no answer. The texts are
 /// upstream's where it has one.
@@ -39,8 +40,14 @@ pub enum Error {
     UnknownVersion,
     NoImages,
     NoDuration,
-    /// They come from an API server.
-    Tokens,
+    /// What the configuration says of tokens is invalid.
+    TokenAttributes(String),
+    /// The account of the pod cannot be read.
+    Account(Unavailable),
+    /// The token of that account cannot be fetched.
+    Token(Unavailable),
+    /// A program has returned the token that it was given.
+    ReturnedToken,
     Duplicate(String),
     /// A program does not exist, or is not executable.
     NoProgram(PathBuf),
@@ -87,9 +94,13 @@ impl fmt::Display for Error {
             }
             Error::NoImages => f.write_str("at least 1 item in matchImages is required"),
             Error::NoDuration => f.write_str("defaultCacheDuration is required"),
-            Error::Tokens => {
-                f.write_str("tokenAttributes are not supported: tokens come from an API server")
-            }
+            Error::TokenAttributes(fault) => write!(f, "tokenAttributes: {fault}"),
+            Error::Account(error) => write!(f, "failed to get service account: {error}"),
+            Error::Token(error) => write!(f, "failed to get service account token: {error}"),
+            Error::ReturnedToken => f.write_str(
+                "credential provider plugin returned the service account token as the password \
+                 which is not allowed when service account cache type is not set to 'Token'",
+            ),
             Error::Duplicate(name) => write!(f, "duplicate provider name {name:?}"),
             Error::NoProgram(program) => {
                 write!(f, "plugin binary executable {} did not exist", program.display())

@@ -12,6 +12,7 @@ use kube_controller_manager::task::Latch;
 
 use super::Kubelet;
 use super::pod_workers::{Outcome, Work};
+use super::resize::Trigger;
 use crate::causes::chain;
 use crate::metrics;
 use crate::pod::{PodExt, Uid};
@@ -61,7 +62,7 @@ impl Kubelet {
         }
         if !matches!(work, Work::Sync(_)) {
             // The resources of the pod may be free now.
-            self.retry_resizes().await;
+            self.retry_resizes(Trigger::PodTerminated).await;
         }
     }
 
