@@ -119,6 +119,47 @@ fn field_path(pod: &Pod, container: &str) -> String {
     format!("spec.{list}{{{container}}}")
 }
 
+/// The events of this process, for tests.
+#[cfg(test)]
+pub mod testing {
+    use std::collections::BTreeMap;
+    use std::sync::{Arc, LazyLock};
+
+    use kube_controller_manager::events::EventSink;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// The names of objects, each with an event as `Type Reason message`.
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<(String, String)>>);
+
+    impl EventSink for Heard {
+        fn record(
+            &self,
+            about: &ObjectReference,
+            kind: EventType,
+            reason: &str,
+            message: String,
+            _: BTreeMap<String, String>,
+        ) {
+            let event = format!("{kind:?} {reason} {message}");
+            self.0.lock().push((about.name.to_string(), event));
+        }
+    }
+
+    /// Returns the events about the object of this name since the first call for any.
+    pub fn about(name: &str) -> Vec<String> {
+        static HEARD: LazyLock<Arc<Heard>> = LazyLock::new(|| {
+            let heard = Arc::<Heard>::default();
+            send_to(Recorder::to_sink(heard.clone()));
+            heard
+        });
+        let all = HEARD.0.lock();
+        all.iter().filter(|(of, _)| of == name).map(|(_, event)| event.clone()).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;

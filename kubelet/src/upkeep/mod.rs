@@ -16,6 +16,7 @@ pub use self::error::Error;
 use crate::causes::chain;
 use crate::events;
 use crate::eviction::{self, Candidate, Observations, Signal, Statements, Threshold, Watch};
+use crate::images;
 use crate::images::gc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
 use crate::kuberuntime::garbage;
@@ -183,7 +184,9 @@ impl Upkeep {
             let (runtime, folders) = (&manager.runtime, &manager.folders);
             match garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
                 Err(error) => {
+                    let error = chain(&error);
                     log::error!("Container garbage collection failed: {error}");
+                    events::node_warning(&manager.node.name, "ContainerGCFailed", error);
                     has_failed = true;
                 }
                 Ok(()) if has_failed => {
@@ -257,6 +260,9 @@ impl Upkeep {
         let Some(first) = met.first() else { return Ok(()) };
         let resource = first.signal.resource();
         log::warn!("Eviction manager: attempting to reclaim {resource}");
+        let node = &self.kubelet.manager().node.name;
+        let message = format!("Attempting to reclaim {resource}");
+        events::node_warning(node, "EvictionThresholdMet", message);
         if first.signal.reclaims_images(has_image_disk) {
             self.reclaim().await;
             let (observations, _) = self.observe().await?;
@@ -399,12 +405,8 @@ impl Upkeep {
         let mut has_failed = false;
         loop {
             match self.images.collect().await {
-                Err(error) if has_failed => {
-                    let error = chain(&error);
-                    log::error!("Image garbage collection failed multiple times in a row: {error}");
-                }
                 Err(error) => {
-                    log::error!("Image garbage collection failed once: {}", chain(&error));
+                    self.report_image_failure(&error, has_failed);
                     has_failed = true;
                 }
                 Ok(()) if has_failed => {
@@ -416,6 +418,33 @@ impl Upkeep {
             clock.sleep(IMAGE_PERIOD).await;
         }
     }
+
+    /// Logs that images could not be removed, and records it as events of the node.
+    /// `is_repeated`: the attempt before has failed too.
+    fn report_image_failure(&self, error: &images::Error, is_repeated: bool) {
+        let text = chain(error);
+        for reason in image_event_reasons(error, is_repeated) {
+            events::node_warning(&self.kubelet.manager().node.name, reason, &text);
+        }
+        match is_repeated {
+            true => log::error!("Image garbage collection failed multiple times in a row: {text}"),
+            false => log::error!("Image garbage collection failed once: {text}"),
+        }
+    }
+}
+
+/// Lists the reasons of the node's events about a failure to remove images. The first failure has
+/// none, unless it is about the disk itself.
+fn image_event_reasons(
+    error: &images::Error,
+    is_repeated: bool,
+) -> impl Iterator<Item = &'static str> {
+    let of_disk = match error {
+        images::Error::NoCapacity => Some("InvalidDiskCapacity"),
+        images::Error::NotEnough { .. } => Some("FreeDiskSpaceFailed"),
+        _ => None,
+    };
+    of_disk.into_iter().chain(is_repeated.then_some("ImageGCFailed"))
 }
 
 /// What one round of evictions has observed.
@@ -480,6 +509,29 @@ mod tests {
             });
             let policy = policy.map_err(|error| chain(&error));
             assert_eq!(policy, expected.map_err(str::to_owned), "{fields}");
+        }
+    }
+
+    #[test]
+    fn failures_of_the_collection_of_images_are_events_from_the_second_on() {
+        let disk = gc::Disk { capacity: 100, available: 5 };
+        for (error, first, next) in [
+            (images::Error::NoFilesystem, &[][..], &["ImageGCFailed"][..]),
+            (
+                images::Error::NoCapacity,
+                &["InvalidDiskCapacity"],
+                &["InvalidDiskCapacity", "ImageGCFailed"],
+            ),
+            (
+                images::Error::NotEnough { disk, freed_bytes: 1 },
+                &["FreeDiskSpaceFailed"],
+                &["FreeDiskSpaceFailed", "ImageGCFailed"],
+            ),
+        ] {
+            let reasons =
+                |is_repeated| image_event_reasons(&error, is_repeated).collect::<Vec<_>>();
+            assert_eq!(reasons(false), first, "{error}");
+            assert_eq!(reasons(true), next, "{error}");
         }
     }
 
