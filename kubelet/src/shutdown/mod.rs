@@ -71,6 +71,7 @@ impl Pods for NodePods {
         let kubelet = self.0.clone();
         Box::pin(async move {
             kubelet.evict(&pod, grace, REASON, MESSAGE, EvictionCause::NodeShutdown);
+            kubelet.ended_in_time(&pod, grace).await;
             kubelet.finished(&pod.uid()).await;
         })
     }
