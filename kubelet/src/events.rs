@@ -2,6 +2,7 @@
 //! logs them, with upstream's reasons and messages; and, with an API server, objects there.
 //! Upstream: `pkg/kubelet/events`, `record.EventRecorder`.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -26,6 +27,17 @@ pub fn normal(pod: &Pod, container: Option<&str>, reason: &str, message: impl fm
 /// Records that something has gone wrong.
 pub fn warning(pod: &Pod, container: Option<&str>, reason: &str, message: impl fmt::Display) {
     record(&of_pod(pod, container), EventType::Warning, reason, message.to_string());
+}
+
+/// Records that something has gone wrong with a pod, with annotations for programs.
+pub fn annotated_warning(
+    pod: &Pod,
+    reason: &str,
+    message: impl fmt::Display,
+    annotations: BTreeMap<String, String>,
+) {
+    let about = of_pod(pod, None);
+    record_annotated(&about, EventType::Warning, reason, message.to_string(), annotations);
 }
 
 /// Records that something about a claim has gone as it should.
@@ -54,15 +66,26 @@ pub fn node_warning(node: &str, reason: &str, message: impl fmt::Display) {
     record(&of_node(node), EventType::Warning, reason, message.to_string());
 }
 
-/// Logs an event, and sends it to the API server if there is one.
+/// Records an event without annotations.
 fn record(about: &ObjectReference, kind: EventType, reason: &str, message: String) {
+    record_annotated(about, kind, reason, message, BTreeMap::new());
+}
+
+/// Logs an event, and sends it to the API server if there is one.
+fn record_annotated(
+    about: &ObjectReference,
+    kind: EventType,
+    reason: &str,
+    message: String,
+    annotations: BTreeMap<String, String>,
+) {
     let level = match kind {
         EventType::Normal => log::Level::Info,
         EventType::Warning => log::Level::Warn,
     };
     log::log!(level, "{}", line(about, kind, reason, &message));
     if let Some(recorder) = RECORDER.get() {
-        recorder.event(about, kind, reason, message);
+        recorder.annotated_event(about, kind, reason, message, annotations);
     }
 }
 
@@ -117,6 +140,46 @@ fn field_path(pod: &Pod, container: &str) -> String {
         _ => "containers",
     };
     format!("spec.{list}{{{container}}}")
+}
+
+/// The events of this process, for tests.
+#[cfg(test)]
+pub mod testing {
+    use std::sync::{Arc, LazyLock};
+
+    use kube_controller_manager::events::EventSink;
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    /// The names of objects, each with an event as `Type Reason message`.
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<(String, String)>>);
+
+    impl EventSink for Heard {
+        fn record(
+            &self,
+            about: &ObjectReference,
+            kind: EventType,
+            reason: &str,
+            message: String,
+            _: BTreeMap<String, String>,
+        ) {
+            let event = format!("{kind:?} {reason} {message}");
+            self.0.lock().push((about.name.to_string(), event));
+        }
+    }
+
+    /// Returns the events about the object of this name since the first call for any.
+    pub fn about(name: &str) -> Vec<String> {
+        static HEARD: LazyLock<Arc<Heard>> = LazyLock::new(|| {
+            let heard = Arc::<Heard>::default();
+            send_to(Recorder::to_sink(heard.clone()));
+            heard
+        });
+        let all = HEARD.0.lock();
+        all.iter().filter(|(of, _)| of == name).map(|(_, event)| event.clone()).collect()
+    }
 }
 
 #[cfg(test)]

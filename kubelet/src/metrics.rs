@@ -396,6 +396,9 @@ metrics! {
         "[ALPHA] Total number of images garbage collected by the kubelet, whether through disk usage or image age.";
     pub static EVICTIONS: IntCounterVec["eviction_signal"] = "kubelet_evictions",
         "[ALPHA] Cumulative number of pod evictions by eviction signal";
+    pub static EVICTION_STATS_AGE: HistogramVec["eviction_signal"] =
+        "kubelet_eviction_stats_age_seconds",
+        "[ALPHA] Time between when stats are collected, and when pod is evicted based on those stats by eviction signal";
     pub static PREEMPTIONS: IntCounterVec["preemption_signal"] = "kubelet_preemptions",
         "[ALPHA] Cumulative number of pod preemptions by preemption resource";
     pub static ADMISSION_REJECTIONS: IntCounterVec["reason"] = "kubelet_admission_rejections_total",

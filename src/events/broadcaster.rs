@@ -1,6 +1,7 @@
 //! The queue of events and the task that sends them. Upstream: `tools/record/event.go`.
 
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -148,6 +149,7 @@ impl EventSink for QueueSink {
         event_type: EventType,
         reason: &str,
         message: String,
+        annotations: BTreeMap<String, String>,
     ) {
         log::debug!(
             "Event occurred: {} {}/{}: {event_type:?} {reason}: {message}",
@@ -169,7 +171,8 @@ impl EventSink for QueueSink {
         let nanos = name_number(now);
         let event =
             Event::new(self.component.clone(), about, event_type, reason, message, now, nanos)
-                .on_host(self.host.clone());
+                .on_host(self.host.clone())
+                .annotated(annotations);
         queue.waiting.fetch_add(1, Ordering::Relaxed);
         if queue.sender.try_send(Box::new(event)).is_err() {
             queue.waiting.fetch_sub(1, Ordering::Relaxed);
@@ -490,14 +493,29 @@ mod tests {
         }
     }
 
-    #[test]
-    fn full_queue_drops_events() {
+    /// A recorder with its queue, which nobody empties.
+    fn queued() -> (Recorder, Receiver<Box<Event>>) {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let (sender, receiver) = async_channel::unbounded();
         let waiting = Arc::default();
         let queue = Arc::new(Queue { sender, waiting, clock });
         let (component, host) = ("c".into(), ArcStr::new());
-        let recorder = Recorder::to_sink(Arc::new(QueueSink { queue, component, host }));
+        (Recorder::to_sink(Arc::new(QueueSink { queue, component, host })), receiver)
+    }
+
+    #[test]
+    fn event_keeps_its_annotations() {
+        let (recorder, receiver) = queued();
+        let annotations = BTreeMap::from([("a".to_owned(), "b".to_owned())]);
+        recorder.annotated_event(&about("rs"), EventType::Normal, "R", "x", annotations.clone());
+        record(&recorder, "x");
+        let next = || receiver.try_recv().expect("an event").metadata.annotations;
+        assert_eq!((next(), next()), (annotations, BTreeMap::new()));
+    }
+
+    #[test]
+    fn full_queue_drops_events() {
+        let (recorder, receiver) = queued();
         for _ in 0..MAX_QUEUED_EVENTS + 5 {
             record(&recorder, "x");
         }

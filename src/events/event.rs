@@ -1,5 +1,7 @@
 //! The written form of an event. Upstream: `v1.Event`.
 
+use std::collections::BTreeMap;
+
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
@@ -87,6 +89,8 @@ struct TypeMeta {
 pub(super) struct EventMeta {
     pub name: String,
     pub namespace: Istr,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -125,7 +129,11 @@ impl Event {
         };
         Event {
             type_meta: TypeMeta { api_version: "v1", kind: "Event" },
-            metadata: EventMeta { name: event_name(&about.name, nanos), namespace },
+            metadata: EventMeta {
+                name: event_name(&about.name, nanos),
+                namespace,
+                annotations: BTreeMap::new(),
+            },
             involved_object: about.clone(),
             reason: Istr::new(reason),
             message,
@@ -147,9 +155,17 @@ impl Event {
         self
     }
 
-    /// Returns the event that combines this one with similar ones from `now` on.
+    /// Adds annotations for programs.
+    pub fn annotated(mut self, annotations: BTreeMap<String, String>) -> Event {
+        self.metadata.annotations = annotations;
+        self
+    }
+
+    /// Returns the event that combines this one with similar ones from `now` on. It has no
+    /// annotations, as upstream.
     pub fn combined(mut self, now: Timestamp, nanos: i64) -> Event {
         self.metadata.name = format!("{}.{nanos:x}", self.involved_object.name);
+        self.metadata.annotations.clear();
         self.message.insert_str(0, "(combined from similar events): ");
         (self.first_timestamp, self.last_timestamp, self.count) = (now, now, 1);
         (self.reporting_component, self.reporting_instance) = (ArcStr::new(), ArcStr::new());
@@ -235,9 +251,14 @@ mod tests {
                 "reportingInstance": "",
             })
         );
-        let of_node = serde_json::to_value(event.on_host("n2".into())).unwrap();
+        let event = event.on_host("n2".into());
+        let of_node = serde_json::to_value(&event).unwrap();
         assert_eq!(of_node["source"], serde_json::json!({ "component": "c", "host": "n2" }));
         assert_eq!(of_node["reportingInstance"], "n2");
+        let annotated = event.annotated(BTreeMap::from([("a".to_owned(), "b".to_owned())]));
+        let written = serde_json::to_value(&annotated).unwrap();
+        assert_eq!(written["metadata"]["annotations"], serde_json::json!({ "a": "b" }));
+        assert!(annotated.combined(now, 256).metadata.annotations.is_empty());
     }
 
     #[test]

@@ -27,6 +27,7 @@ mod event;
 pub(crate) mod testing;
 mod writer;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::objects::{Istr, Meta, Object, Resource, ResourceType};
@@ -68,9 +69,16 @@ pub struct Recorder {
 
 /// The receiver of a recorder's events: a broadcaster's queue, or what a test puts there.
 pub trait EventSink: Send + Sync {
-    /// Takes one event. `reason` is a CamelCase word for programs, `message` a sentence for people.
-    /// Called on the task that records, so it must not wait.
-    fn record(&self, about: &ObjectReference, event_type: EventType, reason: &str, message: String);
+    /// Takes one event. `reason` is a CamelCase word for programs, `message` a sentence for people,
+    /// `annotations` are values for programs. Called on the task that records, so it must not wait.
+    fn record(
+        &self,
+        about: &ObjectReference,
+        event_type: EventType,
+        reason: &str,
+        message: String,
+        annotations: BTreeMap<String, String>,
+    );
 }
 
 impl Recorder {
@@ -89,7 +97,20 @@ impl Recorder {
         reason: &str,
         message: impl Into<String>,
     ) {
-        self.sink.record(about, event_type, reason, message.into());
+        self.annotated_event(about, event_type, reason, message, BTreeMap::new());
+    }
+
+    /// Records an event with annotations: see [`Recorder::event`]. Upstream:
+    /// `EventRecorder.AnnotatedEventf`.
+    pub fn annotated_event(
+        &self,
+        about: &ObjectReference,
+        event_type: EventType,
+        reason: &str,
+        message: impl Into<String>,
+        annotations: BTreeMap<String, String>,
+    ) {
+        self.sink.record(about, event_type, reason, message.into(), annotations);
     }
 
     /// Records an event of type `Normal` about `object`: see [`Recorder::event`].

@@ -1,5 +1,6 @@
 //! Recorders whose events tests read, or drop.
 
+use std::collections::BTreeMap;
 use std::mem;
 
 use parking_lot::Mutex;
@@ -10,7 +11,15 @@ use super::{EventSink, EventType, ObjectReference};
 pub struct NoSink;
 
 impl EventSink for NoSink {
-    fn record(&self, _: &ObjectReference, _: EventType, _: &str, _: String) {}
+    fn record(
+        &self,
+        _: &ObjectReference,
+        _: EventType,
+        _: &str,
+        _: String,
+        _: BTreeMap<String, String>,
+    ) {
+    }
 }
 
 /// Keeps all events, as `Normal Reason message`.
@@ -24,7 +33,14 @@ impl Heard {
 }
 
 impl EventSink for Heard {
-    fn record(&self, _: &ObjectReference, kind: EventType, reason: &str, message: String) {
+    fn record(
+        &self,
+        _: &ObjectReference,
+        kind: EventType,
+        reason: &str,
+        message: String,
+        _: BTreeMap<String, String>,
+    ) {
         self.0.lock().push(format!("{kind:?} {reason} {message}"));
     }
 }

@@ -80,6 +80,10 @@ use crate::volumes::{self, Folders, Parts, Server, VolumeManager};
 
 /// The first delay of a restart. Upstream: `initialBackOff`.
 const BACKOFF: Duration = Duration::from_secs(10);
+/// Upstream: `CgroupV1DeprecatedWarning`.
+const CGROUP_V1_DEPRECATED: &str = "cgroup v1 detected. cgroup v1 support is deprecated and will \
+    be removed in a future release. Please migrate to cgroup v2. More information at \
+    https://git.k8s.io/enhancements/keps/sig-node/5573-remove-cgroup-v1";
 /// What the Node says that this kubelet can do, of the features that others ask for.
 /// Upstream: `nodedeclaredfeatures.AllFeatures`.
 const DECLARED_FEATURES: [&str; 3] = [
@@ -379,7 +383,7 @@ async fn serve(
     }
     metrics::register();
     metrics::NODE_NAME.with_label_values(&[&node.name]).set(1);
-    metrics::CGROUP_VERSION.set(cgroup_version());
+    report_cgroup_version(&node.name);
     let upkeep = Upkeep {
         kubelet: kubelet.clone(),
         dead,
@@ -788,9 +792,14 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
     }
 }
 
-/// Returns the version of cgroups: 2 where the unified hierarchy is mounted.
-fn cgroup_version() -> i64 {
-    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2 } else { 1 }
+/// Sets the metric of the version of cgroups: 2 where the unified hierarchy is mounted. Version 1
+/// is an event of the node too. Upstream: `cgroupVersionCheck`.
+fn report_cgroup_version(node: &str) {
+    let is_second = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+    metrics::CGROUP_VERSION.set(if is_second { 2 } else { 1 });
+    if !is_second {
+        events::node_warning(node, "CgroupV1", CGROUP_V1_DEPRECATED);
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use kube_controller_manager::objects::{Format, Quantity};
 
 pub use self::error::{AmountError, Error};
 pub use self::limits::{exceeded_limit, has_local_limits};
-pub use self::ranking::{CRITICAL_PRIORITY, Candidate, is_critical, message, rank};
+pub use self::ranking::{CRITICAL_PRIORITY, Candidate, Explanation, explain, is_critical, rank};
 pub use self::thresholds::{Amount, Signal, Statements, Threshold, reserved, thresholds};
 pub use self::watch::{Observation, Observations, Watch, observe, unresolved};
 use crate::stats::Fs;

@@ -19,18 +19,24 @@ pub enum Signal {
     NodeFsInodesFree,
     ImageFsAvailable,
     ImageFsInodesFree,
+    /// The disk of the layers of containers, which is the node's or that of images: their
+    /// thresholds count for it.
+    ContainerFsAvailable,
+    ContainerFsInodesFree,
     PidAvailable,
 }
 
 impl Signal {
     /// Those that a configuration may name.
-    const NAMED: [Signal; 7] = [
+    const NAMED: [Signal; 9] = [
         Signal::MemoryAvailable,
         Signal::AllocatableMemoryAvailable,
         Signal::NodeFsAvailable,
         Signal::NodeFsInodesFree,
         Signal::ImageFsAvailable,
         Signal::ImageFsInodesFree,
+        Signal::ContainerFsAvailable,
+        Signal::ContainerFsInodesFree,
         Signal::PidAvailable,
     ];
 
@@ -42,6 +48,8 @@ impl Signal {
             Signal::NodeFsInodesFree => "nodefs.inodesFree",
             Signal::ImageFsAvailable => "imagefs.available",
             Signal::ImageFsInodesFree => "imagefs.inodesFree",
+            Signal::ContainerFsAvailable => "containerfs.available",
+            Signal::ContainerFsInodesFree => "containerfs.inodesFree",
             Signal::PidAvailable => "pid.available",
         }
     }
@@ -55,8 +63,12 @@ impl Signal {
     pub fn resource(self) -> &'static str {
         match self {
             Signal::MemoryAvailable | Signal::AllocatableMemoryAvailable => "memory",
-            Signal::NodeFsAvailable | Signal::ImageFsAvailable => "ephemeral-storage",
-            Signal::NodeFsInodesFree | Signal::ImageFsInodesFree => "inodes",
+            Signal::NodeFsAvailable | Signal::ImageFsAvailable | Signal::ContainerFsAvailable => {
+                "ephemeral-storage"
+            }
+            Signal::NodeFsInodesFree
+            | Signal::ImageFsInodesFree
+            | Signal::ContainerFsInodesFree => "inodes",
             Signal::PidAvailable => "pids",
         }
     }
@@ -69,7 +81,9 @@ impl Signal {
             Signal::NodeFsAvailable
             | Signal::NodeFsInodesFree
             | Signal::ImageFsAvailable
-            | Signal::ImageFsInodesFree => Pressure::Disk,
+            | Signal::ImageFsInodesFree
+            | Signal::ContainerFsAvailable
+            | Signal::ContainerFsInodesFree => Pressure::Disk,
             Signal::PidAvailable => Pressure::Pid,
         }
     }
@@ -77,11 +91,17 @@ impl Signal {
     /// Returns whether to remove unused containers and images before pods. `has_image_disk`: images
     /// have a disk of their own. Upstream: `buildSignalToNodeReclaimFuncs`.
     pub fn reclaims_images(self, has_image_disk: bool) -> bool {
-        match self {
-            Signal::ImageFsAvailable | Signal::ImageFsInodesFree => true,
-            Signal::NodeFsAvailable | Signal::NodeFsInodesFree => !has_image_disk,
-            _ => false,
-        }
+        self.pressure() == Pressure::Disk && (self.is_of_images() || !has_image_disk)
+    }
+
+    /// Returns whether the signal is about the disk of images.
+    pub(super) fn is_of_images(self) -> bool {
+        matches!(self, Signal::ImageFsAvailable | Signal::ImageFsInodesFree)
+    }
+
+    /// Returns whether the signal is about the disk of the layers of containers.
+    fn is_of_containers(self) -> bool {
+        matches!(self, Signal::ContainerFsAvailable | Signal::ContainerFsInodesFree)
     }
 }
 
@@ -162,6 +182,7 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
             threshold.min_reclaim = Some(amount);
         }
     }
+    thresholds.retain(|threshold| !is_ignored(threshold));
     let memory = thresholds
         .iter()
         .find(|threshold| threshold.signal == Signal::MemoryAvailable && threshold.grace.is_none());
@@ -170,6 +191,21 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
         .map(|threshold| Threshold { signal: Signal::AllocatableMemoryAvailable, ..*threshold });
     thresholds.extend(of_pods);
     Ok(thresholds)
+}
+
+/// Returns whether a threshold has no effect, and logs it then. Upstream:
+/// `UpdateContainerFsThresholds`.
+fn is_ignored(threshold: &Threshold) -> bool {
+    let is_ignored = threshold.signal.is_of_containers();
+    if is_ignored {
+        let kind = if threshold.grace.is_none() { "hard" } else { "soft" };
+        log::error!(
+            "eviction manager: found conflicting containerfs eviction. Ignoring. err=\"found \
+             {} for {kind} eviction. ignoring\"",
+            threshold.signal.name()
+        );
+    }
+    is_ignored
 }
 
 /// Returns how much of a capacity has to stay free: with less, pods are evicted at once. Upstream:
@@ -232,10 +268,12 @@ mod tests {
     #[test]
     fn thresholds_are_parsed() {
         let all = parse(
-            json!({"memory.available": "100Mi", "nodefs.available": "10%", "pid.available": "0%"}),
-            json!({"nodefs.available": "20%"}),
-            json!({"nodefs.available": "90s"}),
-            json!({"memory.available": "1Gi", "nodefs.available": "5%"}),
+            json!({"memory.available": "100Mi", "nodefs.available": "10%", "pid.available": "0%",
+                   "containerfs.available": "10%", "containerfs.inodesFree": "5%"}),
+            json!({"nodefs.available": "20%", "containerfs.available": "20%"}),
+            json!({"nodefs.available": "90s", "containerfs.available": "90s"}),
+            json!({"memory.available": "1Gi", "nodefs.available": "5%",
+                   "containerfs.inodesFree": "1%"}),
         )
         .expect("thresholds");
         let five = Some(Amount::Part(0.05));
@@ -285,6 +323,12 @@ mod tests {
                 json!({"memory.available": "1%"}),
                 none(),
                 "grace period must be specified for the soft eviction threshold memory.available",
+            ),
+            (
+                json!({"containerfs.available": "0"}),
+                none(),
+                none(),
+                "eviction threshold containerfs.available: \"0\": must be positive",
             ),
         ] {
             assert_eq!(parse(hard, soft, grace, none()).err().as_deref(), Some(fault));

@@ -2,9 +2,7 @@
 //! `rejectPod`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_lite::FutureExt;
 use futures_lite::future::Boxed;
 use k8s_openapi::api::core::v1 as core;
 
@@ -33,8 +31,6 @@ pub type FetchNode = Box<dyn Fn() -> Boxed<Option<Arc<core::Node>>> + Send + Syn
 
 /// The reason and message of a pod that ends for a critical one. Upstream: `preemption.message`.
 const PREEMPTED: (&str, &str) = ("Preempting", "Preempted in order to admit critical pod");
-/// The least time that a pod has to end. Upstream: `killPodNow`.
-const MIN_WAIT: Duration = Duration::from_secs(10);
 
 impl Kubelet {
     /// Admits the pods that a source has added and starts them, or rejects them. Waits until the
@@ -147,15 +143,9 @@ impl Kubelet {
         self.evict_for(admitted);
         let ends = admitted.preempted.iter().map(|pod| {
             Box::pin(async move {
-                // As upstream: the grace and half of it, in which the runtime kills the rest.
-                let grace = Duration::from_secs(grace_of(pod).unsigned_abs());
-                if self.is_terminated_within(&pod.uid(), (grace + grace / 2).max(MIN_WAIT)).await {
+                if self.ended_in_time(pod, grace_of(pod)).await {
                     let resource = &*admitted.resource;
                     metrics::PREEMPTIONS.with_label_values(&[resource]).inc();
-                } else {
-                    let message = "Container runtime did not kill the pod within specified grace \
-                                   period.";
-                    events::warning(pod, None, "ExceededGracePeriod", message);
                 }
             })
         });
@@ -169,24 +159,6 @@ impl Kubelet {
             events::warning(pod, None, reason, message);
             self.evict(pod, grace_of(pod), reason, message, EvictionCause::Preemption);
         }
-    }
-
-    /// Waits at most `time` for the end of a pod's containers, and returns whether they have ended.
-    async fn is_terminated_within(&self, uid: &str, time: Duration) -> bool {
-        let terminated = async {
-            loop {
-                let changed = self.dispatcher.changed();
-                if !self.dispatcher.knows(uid) || self.dispatcher.is_terminated(uid) {
-                    return true;
-                }
-                changed.await;
-            }
-        };
-        let late = async {
-            self.clock.sleep(time).await;
-            false
-        };
-        terminated.or(late).await
     }
 }
 

@@ -143,6 +143,32 @@ impl Dispatcher {
         self.state.lock().workers.is_name_ending(full_name)
     }
 
+    /// Waits until the containers of a pod have ended for good, or the pod has no worker.
+    pub(super) async fn terminated(&self, uid: &str) {
+        self.until(|workers| !workers.knows(uid) || workers.is_terminated(uid)).await;
+    }
+
+    /// Waits until a pod holds nothing any more, or has no worker.
+    pub(super) async fn finished(&self, uid: &str) {
+        self.until(|workers| !workers.knows(uid) || workers.is_finished(uid)).await;
+    }
+
+    /// Waits until something is true of the workers.
+    async fn until(&self, is_so: impl Fn(&Workers) -> bool) {
+        loop {
+            let changed = self.changed();
+            if is_so(&self.state.lock().workers) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Returns whether the node ends the pod, or has ended it, for its own sake.
+    pub(super) fn is_evicted(&self, uid: &str) -> bool {
+        self.state.lock().workers.is_evicted(uid)
+    }
+
     /// Returns whether the pod has to end, or has ended.
     pub(super) fn is_terminating(&self, uid: &str) -> bool {
         self.state.lock().workers.is_terminating(uid)
@@ -213,6 +239,31 @@ mod tests {
         assert!(next().is_none());
         time.advance(RETRY);
         assert_eq!(next().map(|(work, _)| work), Some(Work::Terminate(pod, 1)));
+    }
+
+    #[test]
+    fn end_of_a_pod_is_waited_for_step_by_step() {
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u"}});
+        let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
+        let clock: SharedClock = FakeClock::new(Timestamp::from_secs(0));
+        let dispatcher = Dispatcher::default();
+        let mut run = pin!(dispatcher.run(&clock, |_, _, _| {}));
+        block_on(dispatcher.finished("u"));
+        dispatcher.update(&pod, Reason::Create);
+        dispatcher.evict("u", 1);
+        assert!(dispatcher.is_evicted("u"));
+        let mut terminated = pin!(dispatcher.terminated("u"));
+        let mut finished = pin!(dispatcher.finished("u"));
+        let mut ends = || {
+            assert!(block_on(poll_once(&mut run)).is_none());
+            dispatcher.done("u", Outcome::Done(RETRY), clock.monotonic());
+        };
+        assert!(block_on(poll_once(&mut terminated)).is_none());
+        ends();
+        assert!(block_on(poll_once(&mut terminated)).is_some(), "its containers have ended");
+        assert!(block_on(poll_once(&mut finished)).is_none());
+        ends();
+        assert!(block_on(poll_once(&mut finished)).is_some(), "its volumes are gone");
     }
 
     #[test]

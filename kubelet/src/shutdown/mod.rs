@@ -71,6 +71,7 @@ impl Pods for NodePods {
         let kubelet = self.0.clone();
         Box::pin(async move {
             kubelet.evict(&pod, grace, REASON, MESSAGE, EvictionCause::NodeShutdown);
+            kubelet.ended_in_time(&pod, grace).await;
             kubelet.finished(&pod.uid()).await;
         })
     }
@@ -225,7 +226,7 @@ impl Shutdown {
             };
             let what = if begins { "event" } else { "cancellation" };
             let message = format!("Shutdown manager detected shutdown {what}");
-            events::node_normal(&self.node, "NodeShutdown", message);
+            events::node_normal(&self.node, "Shutdown", message);
             self.pods.set_shutting_down(begins);
             if begins {
                 self.end_pods().await;
@@ -381,7 +382,7 @@ mod tests {
         let shutdown = Shutdown {
             pods: Arc::new(Node { pods, seen: sender }),
             groups: vec![group(0, 20), group(2_000_000_000, 10)],
-            node: "n".to_owned(),
+            node: name.to_owned(),
             clock: clock.clone(),
             paths: Paths {
                 socket: bus.socket.clone(),
@@ -396,6 +397,7 @@ mod tests {
     fn pods_end_by_groups_and_the_shutdown_waits_for_them() {
         task::run(1, async {
             let Test { bus, folder, seen, clock, shutdown, locks } = test("shutdown", 5, 30);
+            assert!(events::testing::about("shutdown").is_empty());
             let stop = StopToken::new();
             let state = shutdown.paths.state.clone();
             let running = task::spawn(shutdown.run(stop.clone()));
@@ -436,6 +438,9 @@ mod tests {
             // A cancelled one is delayed again.
             bus.send(prepare(false));
             assert_eq!(next().await, "shutting down: false");
+            let said = ["event", "cancellation"]
+                .map(|what| format!("Normal Shutdown Shutdown manager detected shutdown {what}"));
+            assert_eq!(events::testing::about("shutdown"), said);
             is_locked(1).await;
             // The watch comes back when the bus does.
             bus.cut();

@@ -15,7 +15,10 @@ pub use self::error::Error;
 
 use crate::causes::chain;
 use crate::events;
-use crate::eviction::{self, Candidate, Observations, Signal, Statements, Threshold, Watch};
+use crate::eviction::{
+    self, Candidate, Explanation, Observations, Signal, Statements, Threshold, Watch,
+};
+use crate::images;
 use crate::images::gc::{self, ImageGc};
 use crate::kubelet::{EvictionCause, Kubelet};
 use crate::kuberuntime::garbage;
@@ -24,6 +27,7 @@ use crate::metrics;
 use crate::node::pressure::NodePressure;
 use crate::options::configuration::{Configuration, default_eviction_hard};
 use crate::pod::{Pod, PodExt};
+use crate::stats::{PodStats, Summary};
 
 /// How often the sources are asked whether they have been read.
 const SOURCE_PERIOD: Duration = Duration::from_secs(1);
@@ -33,6 +37,9 @@ const CONTAINER_PERIOD: Duration = Duration::from_secs(60);
 const CGROUP_PERIOD: Duration = Duration::from_secs(60);
 /// Upstream: `evictionMonitoringPeriod`.
 const EVICTION_PERIOD: Duration = Duration::from_secs(10);
+/// How long an evicted pod is waited for once its containers have ended. Upstream:
+/// `podCleanupTimeout`.
+const CLEANUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// In seconds. Upstream: `immediateEvictionGracePeriodSeconds`.
 const IMMEDIATE_GRACE: i64 = 1;
 /// Upstream: `ImageGCPeriod`.
@@ -183,7 +190,9 @@ impl Upkeep {
             let (runtime, folders) = (&manager.runtime, &manager.folders);
             match garbage::collect(runtime, folders, self.dead, now, &is_gone).await {
                 Err(error) => {
+                    let error = chain(&error);
                     log::error!("Container garbage collection failed: {error}");
+                    events::node_warning(&manager.node.name, "ContainerGCFailed", error);
                     has_failed = true;
                 }
                 Ok(()) if has_failed => {
@@ -219,28 +228,56 @@ impl Upkeep {
         }
     }
 
-    /// Evicts pods periodically. Upstream: `managerImpl.Start`.
+    /// Evicts pods periodically, and at once again when an evicted pod has gone. Upstream:
+    /// `managerImpl.Start`.
     async fn evictions(&self) {
         let clock = &self.kubelet.manager().clock;
         let mut measured = None;
         loop {
-            if let Err(error) = self.evict(&mut measured).await {
-                let error = chain(&error);
-                log::error!("Eviction manager: failed to get summary stats: {error}");
+            match self.evict(&mut measured).await {
+                Ok(evicted) if !evicted.is_empty() => {
+                    self.wait_for_cleanup(&evicted).await;
+                    continue;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    let error = chain(&error);
+                    log::error!("Eviction manager: failed to get summary stats: {error}");
+                }
             }
             clock.sleep(EVICTION_PERIOD).await;
         }
     }
 
-    /// Does one round of evictions: at most one pod goes for a resource of the node. `measured`:
-    /// when local limits were compared last. Upstream: `synchronize`.
-    async fn evict(&self, measured: &mut Option<Duration>) -> Result<(), Error> {
+    /// Waits until evicted pods hold nothing any more, but not for long. Upstream:
+    /// `waitForPodsCleanup`.
+    async fn wait_for_cleanup(&self, evicted: &[Arc<Pod>]) {
+        let names: Vec<String> = evicted.iter().map(|pod| pod.display_name()).collect();
+        let names = names.join(", ");
+        log::info!("Eviction manager: pods evicted, waiting for pod to be cleaned up: {names}");
+        let finished = async {
+            for pod in evicted {
+                self.kubelet.finished(&pod.uid()).await;
+            }
+            log::info!("Eviction manager: pods successfully cleaned up: {names}");
+        };
+        let late = async {
+            self.kubelet.manager().clock.sleep(CLEANUP_TIMEOUT).await;
+            log::warn!("Eviction manager: timed out waiting for pods to be cleaned up: {names}");
+        };
+        finished.or(late).await;
+    }
+
+    /// Does one round of evictions: at most one pod goes for a resource of the node. Returns the
+    /// pods for which the next round has to wait: what they hold counts as used until then.
+    /// `measured`: when local limits were compared last. Upstream: `synchronize`.
+    async fn evict(&self, measured: &mut Option<Duration>) -> Result<Vec<Arc<Pod>>, Error> {
         let now = self.kubelet.manager().clock.monotonic();
-        let thresholds = self.evictions.watch.lock().thresholds().to_vec();
+        let has_thresholds = !self.evictions.watch.lock().thresholds().is_empty();
         // First, so that the node's conditions do not depend on what happens to pods after it.
-        let noted = match thresholds.is_empty() {
-            true => Ok(None),
-            false => self.note_pressure(now).await.map(Some),
+        let noted = match has_thresholds {
+            false => Ok(None),
+            true => self.note_pressure(now).await.map(Some),
         };
         let pods = self.kubelet.active_pods();
         let period = self.evictions.volume_period;
@@ -248,59 +285,76 @@ impl Upkeep {
         let is_limited = |pod: &Arc<Pod>| eviction::has_local_limits(pod);
         if is_due && !period.is_zero() && pods.iter().any(is_limited) {
             *measured = Some(now);
-            if self.evict_by_limits(&pods).await? {
-                // A failed observation is still an error.
-                return noted.map(|_| ());
+            let evicted = self.evict_by_limits(&pods).await?;
+            if !evicted.is_empty() {
+                // A failed observation is an error of the next round, which follows at once.
+                return Ok(evicted);
             }
         }
-        let Some(Noted { observations, has_image_disk, met }) = noted? else { return Ok(()) };
-        let Some(first) = met.first() else { return Ok(()) };
+        match noted? {
+            Some(noted) => self.relieve(noted, pods).await,
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Frees the resource of the most urgent threshold that is met: removes what nobody uses, or
+    /// else evicts a pod. Returns the pod for which the next round has to wait.
+    async fn relieve(&self, noted: Noted, pods: Vec<Arc<Pod>>) -> Result<Vec<Arc<Pod>>, Error> {
+        let Some(&first) = noted.met.first() else { return Ok(Vec::new()) };
         let resource = first.signal.resource();
+        let manager = self.kubelet.manager();
         log::warn!("Eviction manager: attempting to reclaim {resource}");
-        if first.signal.reclaims_images(has_image_disk) {
-            self.reclaim().await;
-            let (observations, _) = self.observe().await?;
-            if !eviction::unresolved(&thresholds, &observations) {
-                log::info!(
-                    "Eviction manager: able to reduce resource pressure without evicting pods: \
-                     {resource}"
-                );
-                return Ok(());
-            }
+        let message = format!("Attempting to reclaim {resource}");
+        events::node_warning(&manager.node.name, "EvictionThresholdMet", message);
+        if first.signal.reclaims_images(noted.has_image_disk) && self.reclaim().await? {
+            log::info!(
+                "Eviction manager: able to reduce resource pressure without evicting pods: \
+                 {resource}"
+            );
+            return Ok(Vec::new());
         }
         log::warn!("Eviction manager: must evict pod(s) to reclaim {resource}");
         // To rank pods by memory, files need not be measured.
-        let usage = self.kubelet.usage(first.signal.resource() == "memory").await;
-        let usage = usage.map_err(Error::Usage)?;
-        let mut candidates: Vec<Candidate<'_>> = pods
-            .into_iter()
-            .map(|pod| {
-                let stats = usage.pods.iter().find(|stats| *stats.pod_ref.uid == *pod.uid());
-                Candidate { pod, stats }
-            })
-            .collect();
-        eviction::rank(&mut candidates, resource);
+        let usage = self.kubelet.usage(resource == "memory").await.map_err(Error::Usage)?;
+        let mut candidates: Vec<Candidate<'_>> =
+            pods.into_iter().map(|pod| Candidate { stats: stats_of(&usage, &pod), pod }).collect();
+        eviction::rank(&mut candidates, first.signal, noted.has_image_disk);
+        let age = manager.clock.monotonic().saturating_sub(noted.at).as_secs_f64();
+        for threshold in &noted.met {
+            metrics::EVICTION_STATS_AGE.with_label_values(&[threshold.signal.name()]).observe(age);
+        }
         for candidate in candidates {
-            let message = eviction::message(&candidate, &met, resource, &observations);
-            let pod = &candidate.pod;
-            let own = pod.spec().termination_grace_period_seconds;
-            let max = self.evictions.max_grace;
-            let grace = match first.grace {
-                None => IMMEDIATE_GRACE,
-                Some(_) => own.map_or(max, |own| own.min(max)),
-            };
-            if self.evict_pod(
-                pod,
-                grace,
-                first.signal.name(),
-                &message,
-                EvictionCause::NodePressure,
-            ) {
-                return Ok(());
+            if self.evict_candidate(&candidate, first, &noted).await {
+                return Ok(vec![candidate.pod]);
             }
         }
         log::warn!("Eviction manager: unable to evict any pods from the node");
-        Ok(())
+        Ok(Vec::new())
+    }
+
+    /// Evicts a pod for a threshold that is met, and returns true. Of one that was evicted before,
+    /// only the grace may become shorter: its event and status already say why it ends. See
+    /// [`evict_pod`](Self::evict_pod) for the pods that stay.
+    async fn evict_candidate(
+        &self,
+        candidate: &Candidate<'_>,
+        threshold: Threshold,
+        noted: &Noted,
+    ) -> bool {
+        let (pod, signal) = (&candidate.pod, threshold.signal);
+        let own = pod.spec().termination_grace_period_seconds;
+        let max = self.evictions.max_grace;
+        let grace = match threshold.grace {
+            None => IMMEDIATE_GRACE,
+            Some(_) => own.map_or(max, |own| own.min(max)),
+        };
+        if self.kubelet.is_evicted(&pod.uid()) && !eviction::is_critical(pod) {
+            self.kubelet.limit_grace(&pod.uid(), grace);
+            return true;
+        }
+        let Noted { met, observations, .. } = noted;
+        let why = eviction::explain(candidate, met, signal.resource(), observations);
+        self.evict_pod(pod, grace, signal.name(), why, EvictionCause::NodePressure).await
     }
 
     /// Observes the signals, and notes in the node's conditions which thresholds are crossed.
@@ -309,33 +363,34 @@ impl Upkeep {
         let mut watch = self.evictions.watch.lock();
         let met = watch.observe(&observations, now);
         self.evictions.pressure.observe(watch.crossed().map(Signal::pressure), now);
-        Ok(Noted { observations, has_image_disk, met })
+        Ok(Noted { at: now, observations, has_image_disk, met })
     }
 
-    /// Evicts the pods that exceed their own limits, and returns whether any was evicted: critical
+    /// Evicts the pods that exceed their own limits, and returns those that have to end: critical
     /// ones stay.
-    async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<bool, Error> {
+    async fn evict_by_limits(&self, pods: &[Arc<Pod>]) -> Result<Vec<Arc<Pod>>, Error> {
         let usage = self.kubelet.usage(false).await.map_err(Error::Usage)?;
-        let mut has_evicted = false;
-        for pod in pods {
-            let stats = usage.pods.iter().find(|stats| *stats.pod_ref.uid == *pod.uid());
-            if let Some((signal, message)) =
-                stats.and_then(|stats| eviction::exceeded_limit(pod, stats))
-            {
-                has_evicted |=
-                    self.evict_pod(pod, IMMEDIATE_GRACE, signal, &message, EvictionCause::OwnLimit);
+        let mut evicted = Vec::new();
+        for pod in pods.iter().filter(|pod| !self.kubelet.is_evicted(&pod.uid())) {
+            let exceeded =
+                stats_of(&usage, pod).and_then(|stats| eviction::exceeded_limit(pod, stats));
+            let Some((signal, message)) = exceeded else { continue };
+            let why = Explanation { message, ..Default::default() };
+            if self.evict_pod(pod, IMMEDIATE_GRACE, signal, why, EvictionCause::OwnLimit).await {
+                evicted.push(pod.clone());
             }
         }
-        Ok(has_evicted)
+        Ok(evicted)
     }
 
-    /// Evicts a pod with an event, and returns true. A critical pod stays, and the result is false.
-    fn evict_pod(
+    /// Evicts a pod with an event, and returns true once its containers have ended or are late. A
+    /// pod that is critical or has not begun stays, and the result is false.
+    async fn evict_pod(
         &self,
         pod: &Arc<Pod>,
         grace: i64,
         signal: &str,
-        message: &str,
+        Explanation { message, annotations }: Explanation,
         cause: EvictionCause,
     ) -> bool {
         let name = pod.display_name();
@@ -343,15 +398,23 @@ impl Upkeep {
             log::error!("Eviction manager: cannot evict a critical pod {name}: {message}");
             return false;
         }
-        events::warning(pod, None, eviction::REASON, message);
-        self.kubelet.evict(pod, grace, eviction::REASON, message, cause);
+        // Room is being made for it: it holds nothing yet.
+        if !self.kubelet.has_worker(&pod.uid()) {
+            return false;
+        }
+        events::annotated_warning(pod, eviction::REASON, &message, annotations);
+        self.kubelet.evict(pod, grace, eviction::REASON, &message, cause);
+        match self.kubelet.ended_in_time(pod, grace).await {
+            true => log::info!("Eviction manager: pod is evicted successfully: {name}"),
+            false => log::error!("Eviction manager: pod failed to evict: {name}"),
+        }
         metrics::EVICTIONS.with_label_values(&[signal]).inc();
         true
     }
 
-    /// Removes containers that have ended, and images that no container uses.
-    /// Upstream: `DeleteAllUnusedContainers`, `DeleteUnusedImages`.
-    async fn reclaim(&self) {
+    /// Removes containers that have ended, and images that no container uses. Returns whether no
+    /// threshold is crossed any more. Upstream: `reclaimNodeLevelResources`.
+    async fn reclaim(&self) -> Result<bool, Error> {
         let manager = self.kubelet.manager();
         // Also those of pods that a source still has, once they have ended.
         let is_ended = |uid: &str| self.kubelet.is_ended(uid);
@@ -366,6 +429,9 @@ impl Upkeep {
                 chain(&error)
             );
         }
+        let (observations, _) = self.observe().await?;
+        let watch = self.evictions.watch.lock();
+        Ok(!eviction::unresolved(watch.thresholds(), &observations))
     }
 
     /// Reads what the signals show, and whether images have a disk of their own.
@@ -399,12 +465,8 @@ impl Upkeep {
         let mut has_failed = false;
         loop {
             match self.images.collect().await {
-                Err(error) if has_failed => {
-                    let error = chain(&error);
-                    log::error!("Image garbage collection failed multiple times in a row: {error}");
-                }
                 Err(error) => {
-                    log::error!("Image garbage collection failed once: {}", chain(&error));
+                    self.report_image_failure(&error, has_failed);
                     has_failed = true;
                 }
                 Ok(()) if has_failed => {
@@ -416,10 +478,44 @@ impl Upkeep {
             clock.sleep(IMAGE_PERIOD).await;
         }
     }
+
+    /// Logs that images could not be removed, and records it as events of the node.
+    /// `is_repeated`: the attempt before has failed too.
+    fn report_image_failure(&self, error: &images::Error, is_repeated: bool) {
+        let text = chain(error);
+        for reason in image_event_reasons(error, is_repeated) {
+            events::node_warning(&self.kubelet.manager().node.name, reason, &text);
+        }
+        match is_repeated {
+            true => log::error!("Image garbage collection failed multiple times in a row: {text}"),
+            false => log::error!("Image garbage collection failed once: {text}"),
+        }
+    }
+}
+
+/// Lists the reasons of the node's events about a failure to remove images. The first failure has
+/// none, unless it is about the disk itself.
+fn image_event_reasons(
+    error: &images::Error,
+    is_repeated: bool,
+) -> impl Iterator<Item = &'static str> {
+    let of_disk = match error {
+        images::Error::NoCapacity => Some("InvalidDiskCapacity"),
+        images::Error::NotEnough { .. } => Some("FreeDiskSpaceFailed"),
+        _ => None,
+    };
+    of_disk.into_iter().chain(is_repeated.then_some("ImageGCFailed"))
+}
+
+/// Returns what a pod uses, if that is known.
+fn stats_of<'a>(usage: &'a Summary, pod: &Pod) -> Option<&'a PodStats> {
+    usage.pods.iter().find(|stats| *stats.pod_ref.uid == *pod.uid())
 }
 
 /// What one round of evictions has observed.
 struct Noted {
+    /// When, by the monotonic clock.
+    at: Duration,
     observations: Observations,
     /// Whether images have a disk of their own.
     has_image_disk: bool,
@@ -480,6 +576,29 @@ mod tests {
             });
             let policy = policy.map_err(|error| chain(&error));
             assert_eq!(policy, expected.map_err(str::to_owned), "{fields}");
+        }
+    }
+
+    #[test]
+    fn failures_of_the_collection_of_images_are_events_from_the_second_on() {
+        let disk = gc::Disk { capacity: 100, available: 5 };
+        for (error, first, next) in [
+            (images::Error::NoFilesystem, &[][..], &["ImageGCFailed"][..]),
+            (
+                images::Error::NoCapacity,
+                &["InvalidDiskCapacity"],
+                &["InvalidDiskCapacity", "ImageGCFailed"],
+            ),
+            (
+                images::Error::NotEnough { disk, freed_bytes: 1 },
+                &["FreeDiskSpaceFailed"],
+                &["FreeDiskSpaceFailed", "ImageGCFailed"],
+            ),
+        ] {
+            let reasons =
+                |is_repeated| image_event_reasons(&error, is_repeated).collect::<Vec<_>>();
+            assert_eq!(reasons(false), first, "{error}");
+            assert_eq!(reasons(true), next, "{error}");
         }
     }
 

@@ -175,13 +175,18 @@ pub struct Agent(Child);
 
 impl Agent {
     pub fn start(machine: &Machine, kubeconfig: &Path) -> Agent {
+        Agent::start_with(machine, kubeconfig, "")
+    }
+
+    /// Starts it with `lines` in its configuration too.
+    pub fn start_with(machine: &Machine, kubeconfig: &Path, lines: &str) -> Agent {
         let path = |name: &str| machine.folder.join(name).display().to_string();
         let log = std::fs::File::options().append(true).create(true).open(path("kubelet.log"));
         let config = format!(
             "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
              podLogsDir: {}\nstaticPodPath: {}\ncgroupRoot: /{}\nhealthzPort: 0\n\
              enableServer: false\n\
-             evictionHard: {{}}\nimageGCHighThresholdPercent: 100\n",
+             evictionHard: {{}}\nimageGCHighThresholdPercent: 100\n{lines}",
             path("podlogs"),
             path("pods"),
             machine.name,

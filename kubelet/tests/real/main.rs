@@ -17,6 +17,7 @@ mod debug;
 mod demo;
 mod demo_cluster;
 mod descriptors;
+mod evictions;
 mod fake_runtime;
 mod faults;
 mod floods;

@@ -17,7 +17,7 @@ use super::node::kubelet;
 
 const PATIENCE: Duration = Duration::from_secs(120);
 pub const NAME: &str = "n1";
-const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
+pub const EVENTS: ResourceType = ResourceType::fixed("", "v1", "Event", "events", true);
 
 /// A kubelet in a folder of its own, in which its mounts end with it.
 pub struct Agent {
@@ -263,6 +263,9 @@ fn node_is_registered_reported_and_leased() {
         assert_eq!(starting["source"], json!({"component": "kubelet", "host": NAME}));
         assert_eq!(starting["involvedObject"]["kind"], "Node");
         event(&server, "NodeHasSufficientMemory").await;
+        if !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
+            event(&server, "CgroupV1").await;
+        }
 
         // The lease belongs to the Node, is renewed, and keeps what others write.
         let first = lease(&server, "leased", |lease| !lease.is_null()).await;

@@ -101,7 +101,7 @@ impl Workers {
     /// Ends a pod for the node's sake, with this grace at most; it stays finished while its source
     /// has it. Returns whether the work that it does now has to be cancelled. Upstream: `Evict`.
     pub fn evict(&mut self, uid: &str, grace: i64) -> bool {
-        self.change(uid, |worker| worker.terminate_within(grace)).unwrap_or(false)
+        self.change(uid, |worker| worker.evict(grace)).unwrap_or(false)
     }
 
     /// Applies `change` to the worker of a pod, and returns its result. `None`: the pod has no
@@ -203,6 +203,11 @@ impl Workers {
         named.any(|worker| {
             worker.full_name() == full_name && worker.is_terminating() && !worker.is_terminated()
         })
+    }
+
+    /// Returns whether the node ends the pod, or has ended it, for its own sake.
+    pub fn is_evicted(&self, uid: &str) -> bool {
+        self.pod(uid).is_some_and(PodWorker::is_evicted)
     }
 
     /// Returns whether the pod has to end, or has ended.

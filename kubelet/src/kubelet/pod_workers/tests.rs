@@ -168,6 +168,7 @@ fn kill_cancels_a_running_sync_once() {
     workers.update(&a, Reason::Create);
     begin(&mut workers, "sync a");
     assert!(workers.update(&a, Reason::Kill));
+    assert!(!workers.is_evicted("a"), "its source ends it");
     workers.done("a", Outcome::Cancelled, NOW);
     begin(&mut workers, "terminate 7 a");
     assert!(!workers.update(&a, Reason::Kill));
@@ -185,7 +186,9 @@ fn evicted_pod_ends_at_once_and_stays_finished() {
     assert!(!workers.evict("a", 1), "not known");
     workers.update(&a, Reason::Create);
     begin(&mut workers, "sync a");
+    assert!(!workers.is_evicted("a"));
     assert!(workers.evict("a", 1));
+    assert!(workers.is_evicted("a"));
     workers.done("a", Outcome::Cancelled, NOW);
     begin(&mut workers, "terminate 1 a");
     assert!(!workers.evict("a", 5), "the grace only decreases");

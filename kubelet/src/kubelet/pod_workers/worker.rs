@@ -15,6 +15,8 @@ pub(super) struct PodWorker {
     /// That of the pod's first definition.
     full_name: String,
     phase: Phase,
+    /// The node ends it, or has ended it, for its own sake.
+    is_evicted: bool,
 }
 
 /// How far a pod's life is. `is_recreated`: a source has added the pod again since it has to end.
@@ -96,14 +98,14 @@ impl PodWorker {
             true => Phase::Syncing(Schedule::Now),
             false => Phase::WaitingToStart,
         };
-        PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
+        PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase, is_evicted: false }
     }
 
     /// Returns the worker of a pod that does not start: an earlier kubelet may have started it.
     pub(super) fn rejected(pod: &Arc<Pod>) -> PodWorker {
         let (grace, is_recreated) = (effective_grace(None, pod), false);
         let phase = Phase::Terminating { grace, is_recreated, schedule: Schedule::Now };
-        PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase }
+        PodWorker { pod: pod.clone(), full_name: pod.full_name(), phase, is_evicted: false }
     }
 
     pub(super) fn pod(&self) -> &Arc<Pod> {
@@ -150,9 +152,16 @@ impl PodWorker {
         self.terminate_within(effective_grace(self.phase.grace(), &self.pod))
     }
 
+    /// Begins to end the pod for the node's sake, with this grace at most. Returns whether the work
+    /// that is done now has to be cancelled.
+    pub(super) fn evict(&mut self, grace: i64) -> bool {
+        self.is_evicted = true;
+        self.terminate_within(grace)
+    }
+
     /// Begins to end the pod, with this grace at most, which can only decrease and is at least a
     /// second. Returns whether the work that is done now has to be cancelled.
-    pub(super) fn terminate_within(&mut self, grace: i64) -> bool {
+    fn terminate_within(&mut self, grace: i64) -> bool {
         let before = self.phase.grace();
         let grace = before.map_or(grace, |before| before.min(grace)).max(1);
         let is_changed = before != Some(grace);
@@ -242,6 +251,11 @@ impl PodWorker {
     /// Returns whether the pod runs.
     pub(super) fn is_syncing(&self) -> bool {
         matches!(self.phase, Phase::Syncing(_))
+    }
+
+    /// Returns whether the node ends the pod, or has ended it, for its own sake.
+    pub(super) fn is_evicted(&self) -> bool {
+        self.is_evicted
     }
 
     /// Returns whether the pod has to end, or has ended.
