@@ -792,12 +792,17 @@ fn node(settings: &Settings, machine: &MachineInfo, own: OwnNode) -> Node {
     }
 }
 
-/// Sets the metric of the version of cgroups: 2 where the unified hierarchy is mounted. Version 1
-/// is an event of the node too. Upstream: `cgroupVersionCheck`.
+/// Returns the version of cgroups: 2 where the unified hierarchy is mounted.
+fn cgroup_version() -> i64 {
+    if Path::new("/sys/fs/cgroup/cgroup.controllers").exists() { 2 } else { 1 }
+}
+
+/// Sets the metric of the version of cgroups. Version 1 is an event of the node too. Upstream:
+/// `cgroupVersionCheck`.
 fn report_cgroup_version(node: &str) {
-    let is_second = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
-    metrics::CGROUP_VERSION.set(if is_second { 2 } else { 1 });
-    if !is_second {
+    let version = cgroup_version();
+    metrics::CGROUP_VERSION.set(version);
+    if version == 1 {
         events::node_warning(node, "CgroupV1", CGROUP_V1_DEPRECATED);
     }
 }

@@ -22,7 +22,7 @@ use serde_json::json;
 use self::accounts::{AccountKey, Caller, TokenAttributes};
 pub use self::error::Error;
 
-use super::credentials::{Credentials, Keyring, is_match};
+use super::credentials::{Credentials, Keyring, Source, is_match};
 use crate::causes::chain;
 use crate::metrics;
 use crate::objects::Objects;
@@ -168,7 +168,11 @@ impl Plugins {
                 continue;
             }
             match plugin.provide_to(pod, objects, repository, &self.clock).await {
-                Ok(found) => keyring.add(found),
+                Ok((found, source)) => {
+                    let mut own = Keyring::default();
+                    own.add(found);
+                    keyring.add_all(source, own);
+                }
                 Err(error) => {
                     let (name, error) = (&plugin.provider.name, chain(&error));
                     log::error!("credential provider {name}, image {repository}: {error}");
@@ -246,22 +250,25 @@ fn is_executable(program: &Path) -> bool {
 }
 
 impl Plugin {
-    /// Returns the credentials that the plugin has for an image of a pod; empty: it is not run for
-    /// this pod.
+    /// Returns the credentials that the plugin has for an image of a pod, and the pod's account if
+    /// it has got them for that; empty: it is not run for this pod.
     async fn provide_to(
         &self,
         pod: &Pod,
         objects: &Objects,
         image: &str,
         clock: &SharedClock,
-    ) -> Result<ByPattern, Error> {
+    ) -> Result<(ByPattern, Option<Source>), Error> {
         let caller = match &self.provider.token_attributes {
             Some(attributes) => attributes.caller(pod, objects).await?,
             None => Some(Caller::Node),
         };
         match caller {
-            Some(caller) => self.provide(image, &caller, clock).await,
-            None => Ok(ByPattern::new()),
+            Some(caller) => {
+                let found = self.provide(image, &caller, clock).await?;
+                Ok((found, caller.source()))
+            }
+            None => Ok((ByPattern::new(), None)),
         }
     }
 
@@ -374,6 +381,7 @@ mod tests {
     use kube_controller_manager::objects::Timestamp;
     use serde_json::Value;
 
+    use super::super::credentials::Coordinates;
     use super::accounts::Account;
     use super::*;
     use crate::objects::folder::LocalObjects;
@@ -508,6 +516,10 @@ providers:
             };
             Caller::Account(Account { key, token })
         };
+        let source = caller("a", "t", true).source();
+        let expected = Coordinates { uid: "u".into(), namespace: "n".into(), name: "a".into() };
+        assert_eq!(source, Some(Source::ServiceAccount(expected)));
+        assert_eq!(Caller::Node.source(), None);
         let ask = |caller: &Caller| {
             let found = block_on(plugin.provide("eu.example.com/a", caller, &clock));
             found.map(|found| found["*.example.com"].password.clone()).map_err(|e| e.to_string())

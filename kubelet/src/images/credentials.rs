@@ -179,11 +179,12 @@ impl Keyring {
         }
     }
 
-    /// Adds all credentials of another keyring, which come from an object.
-    pub fn add_from(&mut self, source: Source, other: Keyring) {
-        let source = Arc::new(source);
+    /// Adds all credentials of another keyring. `source`: the object that they come from; `None`:
+    /// they are the node's.
+    pub fn add_all(&mut self, source: Option<Source>, other: Keyring) {
+        let source = source.map(Arc::new);
         for (key, mut credentials) in other.entries {
-            credentials.iter_mut().for_each(|one| one.source = Some(source.clone()));
+            credentials.iter_mut().for_each(|one| one.source.clone_from(&source));
             self.entries.entry(key).or_default().append(&mut credentials);
         }
     }

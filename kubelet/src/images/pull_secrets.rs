@@ -43,7 +43,7 @@ pub(super) fn keyring(pod: &Pod, objects: &PodObjects) -> Result<Keyring, Error>
             namespace: pod.namespace().to_owned(),
             name: name.to_owned(),
         };
-        keyring.add_from(Source::Secret(coordinates), own);
+        keyring.add_all(Some(Source::Secret(coordinates)), own);
     }
     if !missing.is_empty() {
         let message = format!(

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kube_controller_manager::objects::{ServiceAccount, is_label_key, label_key_fault};
 use serde::Deserialize;
 
+use super::super::credentials::{Coordinates, Source};
 use super::{Error, TOKEN_VERSION};
 use crate::objects::Objects;
 use crate::pod::{Pod, PodExt};
@@ -59,6 +60,16 @@ impl Caller {
             Caller::Node => None,
             Caller::Account(account) => Some(account),
         }
+    }
+
+    /// Returns the account as the source of credentials; `None`: they are those of the node.
+    pub(super) fn source(&self) -> Option<Source> {
+        let AccountKey { namespace, name, uid, .. } = &self.account()?.key;
+        Some(Source::ServiceAccount(Coordinates {
+            uid: uid.clone(),
+            namespace: namespace.clone(),
+            name: name.clone(),
+        }))
     }
 
     /// Returns the key by which its answers are kept; `None`: they hold for all pods.
