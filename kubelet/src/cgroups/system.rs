@@ -48,7 +48,8 @@ fn of_process(text: &str) -> Option<String> {
         _ if cpu == memory => of("name=systemd").or(cpu),
         _ => None,
     };
-    path.map(str::to_owned)
+    // One above the mounted root, as in a cgroup namespace, cannot be found there.
+    path.filter(|path| !path.contains("/..")).map(str::to_owned)
 }
 
 /// Moves this process into a cgroup, which is made where it is absent. Blocks for a moment.
@@ -79,6 +80,7 @@ mod tests {
             (v1("/a", "/b", unit), None),
             ("2:cpu:/a:b\n1:memory:/a:b\n".to_owned(), Some("/a:b")),
             (String::new(), None),
+            ("0::/../x\n".to_owned(), None),
         ] {
             assert_eq!(of_process(&text).as_deref(), expected, "{text}");
         }

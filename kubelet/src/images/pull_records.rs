@@ -137,7 +137,7 @@ impl PullRecords {
             let Some(new) = recorded.find(&of_pod) else { return needs_pull(Some(of_pod)) };
             if !new.is_empty() {
                 let (name, of) = names;
-                log_fault(self.run(move |records| records.add(&name, &of, new)).await);
+                log_fault(self.run(move |records| records.add(&name, &of, new, false)).await);
             }
         }
         Ok(("credentialRecordFound", Access::Granted))
@@ -182,7 +182,7 @@ impl PullUnderWay {
     pub(super) async fn succeed(mut self, image_ref: String, credentials: Option<&Credentials>) {
         let Some((records, image)) = self.0.take() else { return };
         let new = ImagePullCredentials::of(credentials);
-        let work = move |records: &PullRecords| match records.add(&image, &image_ref, new) {
+        let work = move |records: &PullRecords| match records.add(&image, &image_ref, new, true) {
             Ok(()) => records.remove_intent(&image),
             fault => log_fault(fault),
         };
@@ -227,7 +227,7 @@ impl PullRecords {
         for image in images {
             let names = image.repo_digests.iter().chain(&image.repo_tags);
             for name in names.filter(|name| intents.contains(*name)) {
-                match self.add(name, &image.id, ImagePullCredentials::default()) {
+                match self.add(name, &image.id, ImagePullCredentials::default(), true) {
                     Ok(()) => self.remove_intent(name),
                     fault => log_fault(fault),
                 }
@@ -256,9 +256,16 @@ impl PullRecords {
     }
 
     /// Adds credentials to the record of an image, which is made if it does not exist. Empty
-    /// credentials: it is not known who has pulled the image.
+    /// credentials: it is not known who has pulled the image. `is_pull`: the image has been pulled
+    /// now, so a collection that has listed the images before must not forget the record.
     /// Upstream: `writePulledRecordIfChanged`.
-    fn add(&self, image: &str, image_ref: &str, new: ImagePullCredentials) -> Result<(), Error> {
+    fn add(
+        &self,
+        image: &str,
+        image_ref: &str,
+        new: ImagePullCredentials,
+        is_pull: bool,
+    ) -> Result<(), Error> {
         let name = without_tag(image)
             .map_err(|fault| Error::ImageName { image: image.to_owned(), fault })?;
         let _locked = self.under_way.lock();
@@ -276,7 +283,7 @@ impl PullRecords {
         });
         let mapping = &mut record.credential_mapping;
         let has_more = !new.is_empty() && mapping.entry(name.to_owned()).or_default().add(&new);
-        if is_new || has_more {
+        if is_new || has_more || is_pull {
             record.last_updated_time = self.clock.now();
             self.write_record(record)?;
             self.count();
@@ -381,7 +388,7 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
     content.map(Some).map_err(Error::record(path))
 }
 
-/// Replaces a file: it has its old or its new content.
+/// Replaces a file: after a power cut it has its old or its new content.
 fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
     let new = path.with_extension("tmp");
     let write = || -> io::Result<()> {
@@ -390,7 +397,9 @@ fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
         text.push(b'\n');
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true).mode(0o600);
-        options.open(&new)?.write_all(&text)?;
+        let mut file = options.open(&new)?;
+        file.write_all(&text)?;
+        file.sync_all()?;
         fs::rename(&new, path)
     };
     write().map_err(|error| {
@@ -521,7 +530,9 @@ mod tests {
                 let records = &fixture.records;
                 fixture.pull("r.io/a:1", "a", Some(&own[0]));
                 fixture.pull("r.io/b:1", "b", None);
-                records.add("r.io/c:1", "c", ImagePullCredentials::default()).expect("a record");
+                records
+                    .add("r.io/c:1", "c", ImagePullCredentials::default(), true)
+                    .expect("a record");
                 records.add_intent("r.io/d:1").expect("an intent");
                 records.write_intent("r.io/e:1").expect("an intent");
                 fixture.write("pulled", &format!("sha256-{}", sha256("f")), "{");
@@ -616,11 +627,11 @@ mod tests {
         assert_eq!(refs(), "a b c");
         fixture.pull("d", "d", None);
         prune(&["a"]);
-        assert_eq!(refs(), "a d", "a record without news has its old time");
+        assert_eq!(refs(), "a b d", "what was pulled again is new");
         fixture.clock.advance(Duration::from_secs(1));
         fixture.write("pulled", "sha256-malformed", "{");
         prune(&["a", "b"]);
-        assert_eq!(refs(), "a");
+        assert_eq!(refs(), "a b");
         assert!(fixture.files("pulled").contains_key("sha256-malformed"));
     }
 
@@ -631,7 +642,9 @@ mod tests {
         for image in ["r.io/a:1", "r.io/b@sha256:00", "busybox", "r.io/known:1", "r.io/gone:1"] {
             records.write_intent(image).expect("an intent");
         }
-        records.add("r.io/known:1", "known", ImagePullCredentials::of(None)).expect("a record");
+        records
+            .add("r.io/known:1", "known", ImagePullCredentials::of(None), true)
+            .expect("a record");
         // Half-written files, foreign ones, and those of an older version.
         fixture.write("pulling", "sha256-x.tmp", "{");
         fixture.write("pulled", "other", "{");

@@ -224,9 +224,7 @@ impl Kubelet {
             Ok(admitted) => {
                 self.evict_for(&admitted);
                 if let Err(error) = allocated.set(&uid, PodResources::of(pod)).await {
-                    // It stays pending: after a crash nothing would say that it was allocated.
                     log::error!("Failed to handle pod resources resize: {}", chain(&error));
-                    return false;
                 }
                 conditions.begin(&uid, generation, now);
                 let text = summary(pod, generation, None);

@@ -90,7 +90,7 @@ pub struct Configuration {
     /// Sysctls that pods may set beside the safe ones; a name may end with `*`.
     pub allowed_unsafe_sysctls: Vec<String>,
     pub oom_score_adj: i32,
-    /// The limit of open files of this process; 0: it stays.
+    /// The limit of open files of this process; 0: the soft limit is raised to the hard one.
     pub max_open_files: i64,
     /// The cgroup that this process moves to; empty: it stays where it is.
     pub kubelet_cgroups: String,

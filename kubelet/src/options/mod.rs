@@ -163,7 +163,7 @@ flag_table! {
         root_dir: String => root;
         /// The kubelet's own score for the kernel's OOM killer.
         oom_score_adj: i32 => configuration.oom_score_adj;
-        /// The kubelet's own limit of open files, 0: it stays.
+        /// The kubelet's own limit of open files, 0: the hard one.
         max_open_files: i64 => configuration.max_open_files;
         /// Do not start where swap is on.
         fail_swap_on: bool => configuration.fail_swap_on;

@@ -306,7 +306,7 @@ impl Upkeep {
         log::warn!("Eviction manager: attempting to reclaim {resource}");
         let message = format!("Attempting to reclaim {resource}");
         events::node_warning(&manager.node.name, "EvictionThresholdMet", message);
-        if first.signal.reclaims_images(noted.has_image_disk) && self.reclaim().await? {
+        if first.signal.reclaims_images(noted.has_image_disk) && self.reclaim().await {
             log::info!(
                 "Eviction manager: able to reduce resource pressure without evicting pods: \
                  {resource}"
@@ -414,7 +414,7 @@ impl Upkeep {
 
     /// Removes containers that have ended, and images that no container uses. Returns whether no
     /// threshold is crossed any more. Upstream: `reclaimNodeLevelResources`.
-    async fn reclaim(&self) -> Result<bool, Error> {
+    async fn reclaim(&self) -> bool {
         let manager = self.kubelet.manager();
         // Also those of pods that a source still has, once they have ended.
         let is_ended = |uid: &str| self.kubelet.is_ended(uid);
@@ -429,9 +429,16 @@ impl Upkeep {
                 chain(&error)
             );
         }
-        let (observations, _) = self.observe().await?;
+        let observations = match self.observe().await {
+            Ok((observations, _)) => observations,
+            // As upstream: then a pod is evicted.
+            Err(error) => {
+                log::warn!("Eviction manager: unexpected error: {}", chain(&error));
+                return false;
+            }
+        };
         let watch = self.evictions.watch.lock();
-        Ok(!eviction::unresolved(watch.thresholds(), &observations))
+        !eviction::unresolved(watch.thresholds(), &observations)
     }
 
     /// Reads what the signals show, and whether images have a disk of their own.
