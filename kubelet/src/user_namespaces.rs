@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use crate::files;
 use crate::pod::Uid;
 
 /// The ids of a pod are a multiple of it. Upstream: `userNsUnitLength`.
@@ -314,11 +315,7 @@ impl UserNamespaces {
         let path = self.file(uid);
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };
         let write = || -> io::Result<()> {
-            let new = path.with_extension("tmp");
-            let mut file = fs::File::create(&new)?;
-            file.write_all(&serde_json::to_vec(&mappings)?)?;
-            file.sync_all()?;
-            fs::rename(&new, &path)?;
+            files::replace(&path, 0o644, &serde_json::to_vec(&mappings)?)?;
             fs::File::open(self.pods.join(&**uid))?.sync_all()
         };
         write().map_err(at(&path))

@@ -493,7 +493,7 @@ mod tests {
         }
     }
 
-    /// A recorder with its queue, which nobody empties.
+    /// A recorder with its queue, which is never emptied.
     fn queued() -> (Recorder, Receiver<Box<Event>>) {
         let clock = FakeClock::new(Timestamp::from_secs(1000));
         let (sender, receiver) = async_channel::unbounded();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{Error, PodResources};
+use crate::files;
 use crate::pod::Uid;
 
 /// The resources of pods by uid, in memory and in a file. Reads do not block.
@@ -116,7 +117,7 @@ impl Checkpoint {
         let path = self.path.clone();
         // The work holds the guard: it continues when this future does not.
         let replaced = task::blocking(move || {
-            let replaced = replace(&path, &file);
+            let replaced = files::replace(&path, 0o644, &file);
             if replaced.is_ok() {
                 *written = Some(checksum);
             }
@@ -144,15 +145,6 @@ fn checksum(data: &str) -> u64 {
     let dump = format!("(string){data}");
     let add = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
     u64::from(dump.bytes().fold(0x811c_9dc5, add))
-}
-
-/// Replaces a file: after a power cut it has its old or its new content.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let new = path.with_extension("tmp");
-    let mut file = fs::File::create(&new)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&new, path)
 }
 
 #[cfg(test)]

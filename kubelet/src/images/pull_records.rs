@@ -8,9 +8,9 @@
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +28,7 @@ use super::credentials::{Credentials, sha256};
 use super::verification_policy::{VerificationPolicy, without_tag};
 use crate::causes::chain;
 use crate::cri::{ImageService, api};
+use crate::files::replace;
 use crate::metrics;
 
 /// Whether a pod may use an image that is there.
@@ -390,23 +391,13 @@ fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Error> {
 
 /// Replaces a file: after a power cut it has its old or its new content.
 fn write(path: &Path, content: &impl Serialize) -> Result<(), Error> {
-    let new = path.with_extension("tmp");
     let write = || -> io::Result<()> {
         let mut text = serde_json::to_vec(content)?;
         // As Go's encoder.
         text.push(b'\n');
-        let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(true).mode(0o600);
-        let mut file = options.open(&new)?;
-        file.write_all(&text)?;
-        file.sync_all()?;
-        fs::rename(&new, path)
+        replace(path, 0o600, &text)
     };
-    write().map_err(|error| {
-        // It may not be there.
-        let _ = fs::remove_file(&new);
-        Error::record(path)(error)
-    })
+    write().map_err(Error::record(path))
 }
 
 /// Removes a file, if it exists.

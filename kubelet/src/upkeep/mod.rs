@@ -297,7 +297,7 @@ impl Upkeep {
         }
     }
 
-    /// Frees the resource of the most urgent threshold that is met: removes what nobody uses, or
+    /// Frees the resource of the most urgent threshold that is met: removes what is not in use, or
     /// else evicts a pod. Returns the pod for which the next round has to wait.
     async fn relieve(&self, noted: Noted, pods: Vec<Arc<Pod>>) -> Result<Vec<Arc<Pod>>, Error> {
         let Some(&first) = noted.met.first() else { return Ok(Vec::new()) };
