@@ -125,8 +125,9 @@ pub fn main<E: Display + Send + 'static>(
     }
 }
 
-/// How late the timers of async-io's own thread may be.
-const HELPER_SLACK: Duration = Duration::from_millis(100);
+/// How late the timers of async-io's own thread may be, and so those of the executor too, whose
+/// sockets and timers it polls at times.
+const HELPER_SLACK: Duration = Duration::from_millis(1);
 
 /// Starts the thread with which async-io polls sockets and timers while no other thread does.
 ///
