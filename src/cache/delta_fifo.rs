@@ -330,12 +330,8 @@ impl DeltaFifo {
         }
     }
 
-    /// Returns the newest known state of an object.
-    pub fn known(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
-        self.newest(&self.lock(), key)
-    }
-
-    /// Returns the newest state of an object: from the queue, else from the cache.
+    /// Returns the newest state of an object: from the queue, else from the cache. Of an object
+    /// whose deletion is queued it is the last state.
     fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         match state.items.get(key) {
             Some(deltas) => Some(deltas.newest().object().clone()),
@@ -401,13 +397,14 @@ impl DeltaFifo {
     }
 
     /// Writes the deletion of an object with its final state. Ignored when neither the queue nor
-    /// the cache has the object.
+    /// the cache has the object, or when the known state is newer.
     pub fn delete(&self, object: Arc<dyn AnyObject>) {
         self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
     }
 
     /// Writes the deletion of an object whose final state cannot be decoded, with the last state
-    /// known. Ignored when neither the queue nor the cache has the object.
+    /// known. Ignored when neither the queue nor the cache has the object, or when the known state
+    /// is newer than the deletion.
     pub fn delete_known(&self, object: &Identity) {
         self.record(object.key(), object.resource_version, |newest| {
             Some(Delta::Deleted(Deleted::FinalStateUnknown(newest?.clone())))

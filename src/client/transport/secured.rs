@@ -202,7 +202,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         &self.plain[self.read..]
     }
 
-    /// Reads bytes from the server into `incoming`.
+    /// Reads bytes from the server into `incoming`. The end of the socket is an error: after a
+    /// `close_notify` nothing is read any more.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match ready!(buffer_pool::poll_read(&mut self.io, context, &mut self.incoming))? {
             0 => Poll::Ready(Err(io::Error::new(
@@ -285,6 +286,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<IO> {
         Pin::new(&mut this.io).poll_flush(context)
     }
 
+    /// Sends what is encrypted and closes the socket, without TLS's `close_notify`: the framing of
+    /// HTTP says where a request ends.
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(this.poll_send(context))?;

@@ -353,11 +353,12 @@ impl GarbageCollector {
         Ok(())
     }
 
-    /// Removes a finalizer from an object. Succeeds if the object or the finalizer is gone.
+    /// Removes a finalizer from an object, with retries after conflicts. Succeeds if the object or
+    /// the finalizer is gone.
     async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let mut wait = FIRST_BACKOFF;
-        for _ in 0..ATTEMPTS {
+        for attempt in 1..=ATTEMPTS {
             let live = match verbs.get::<PartialObjectMetadata>(&key).await {
                 Err(error) if error.is_not_found() => return Ok(()),
                 live => live?.meta,
@@ -371,6 +372,7 @@ impl GarbageCollector {
                 "resourceVersion": live.resource_version.to_string(), "finalizers": remaining,
             }});
             match verbs.patch::<PartialObjectMetadata>(&key, &Patch::Merge(body)).await {
+                Err(error) if error.is_conflict() && attempt == ATTEMPTS => break,
                 Err(error) if error.is_conflict() => self.clock.sleep(wait).await,
                 Err(error) if error.is_not_found() => return Ok(()),
                 answer => return answer.map(drop).map_err(Error::from),

@@ -235,6 +235,7 @@ impl Jobs {
             self.queue.add_after(key, left);
         }
     }
+
     fn now(&self) -> Timestamp {
         self.clock.now()
     }
