@@ -411,15 +411,18 @@ impl DeltaFifo {
         });
     }
 
-    /// Begins a list, and abandons an unfinished one. Upstream: `Replace`, which gets all items.
+    /// Begins a list, and abandons an unfinished one. `known`: whether the known states of objects
+    /// count in it. Upstream: `Replace`, which gets all items.
     pub fn begin_replace(&self, known: KnownState) {
         let mut state = self.lock();
+        // Without known objects the list deletes none, and its keys need not be collected.
         let nothing_known = state.items.is_empty() && self.indexer.is_empty();
         state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new), known });
     }
 
-    /// Writes an item of the list. Returns whether it is older than the known state of the object,
-    /// which proves that the server has lost versions.
+    /// Writes an item of the list; where known states do not count, as one that replaces even a
+    /// state of the same version. Returns whether the item is older than the known state of the
+    /// object, which proves that the server has lost versions.
     pub fn replace_item(&self, object: Arc<dyn AnyObject>) -> bool {
         let key = object.meta().key();
         let mut state = self.lock();

@@ -52,7 +52,7 @@ fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Appends a record of the handshake, or an alert.
+/// Appends a record of the handshake, or an alert; nothing if it was encoded before.
 fn encode(data: &mut EncodeTlsData<'_, ClientConnectionData>, to: &mut Vec<u8>) -> io::Result<()> {
     let start = to.len();
     // An empty buffer is too small: the error says what size the record has.
@@ -65,7 +65,7 @@ fn encode(data: &mut EncodeTlsData<'_, ClientConnectionData>, to: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Appends a record with `plain`, which fits into one.
+/// Appends a record with `plain`, which fits into one. `Err` also when the keys are used up.
 fn encrypt(
     traffic: &mut WriteTraffic<'_, ClientConnectionData>,
     plain: &[u8],

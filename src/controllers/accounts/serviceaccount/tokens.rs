@@ -183,7 +183,8 @@ impl Tokens {
         }
     }
 
-    /// Deletes the Secret with this uid; succeeds if it is gone already.
+    /// Deletes the Secret with this uid; succeeds if it is gone already, or if another Secret has
+    /// its name.
     async fn delete(&self, key: &ObjectKey, uid: &Uid) -> client::Result<()> {
         match self.client.delete::<TokenSecret>(key, Delete::new().uid(uid.clone())).await {
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
@@ -269,8 +270,9 @@ impl TokenData {
         self.lacks_root_ca(secret) || !data.has_namespace || !data.has_token
     }
 
-    /// Adds the missing data to `live`, if it is a Secret of this version. Returns `false` if
-    /// nothing is missing, or it has changed.
+    /// Adds the missing data to `live`, if it is a Secret of this version, and names its account in
+    /// the annotations. Returns `false` if nothing is missing, or it has changed. `Err`: the Secret
+    /// does not decode, or the token cannot be signed.
     fn add_missing(
         &self,
         live: &mut Value,

@@ -307,7 +307,7 @@ impl GarbageCollector {
         }
     }
 
-    /// Sets `blockOwnerDeletion` to false in all owner references of an object.
+    /// Sets `blockOwnerDeletion` to false in the owner references of an object that block.
     async fn unblock_owners(&self, item: &Identity, live: &Meta) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
@@ -321,6 +321,7 @@ impl GarbageCollector {
         let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
         match answer {
             Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
+                // As upstream, also in the references that do not block.
                 self.replace_owners(&verbs, &key, item, |owner| {
                     Some(OwnerReference { block_owner_deletion: Some(false), ..owner.clone() })
                 })

@@ -38,7 +38,7 @@ pub(super) fn is_done(pod: &Pod) -> bool {
 }
 
 impl ResourceClaims {
-    /// Queues the claims of a deleted pod.
+    /// Records that a pod with claims is gone, and queues the claims.
     pub(super) fn pod_deleted(&self, pod: &Pod, queue: &Queue<Key>) {
         if has_claims(pod) {
             self.deleted.add(&pod.meta.uid);

@@ -82,8 +82,8 @@ fn parse_cluster_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     Ok(cidrs)
 }
 
-/// Parses the ranges of services, at most one of each family. A malformed one is skipped with a
-/// warning, as upstream.
+/// Parses the first two ranges of services, which must be of different families; further ones are
+/// ignored. A malformed one is skipped with a warning, as upstream.
 fn parse_service_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
     for text in list.split(',').take(2).filter(|text| !text.trim().is_empty()) {
