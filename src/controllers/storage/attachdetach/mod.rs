@@ -381,7 +381,7 @@ impl AttachDetach {
     }
 
     /// Adds the volumes that the pod wants to the state of world, or forgets them if the pod has
-    /// ended.
+    /// ended. Is repeated later while a FlexVolume driver of the pod is missing.
     async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         match self.pods.get(key) {
             Some(pod) if !pod.spec.node_name.is_empty() => {
