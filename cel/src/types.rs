@@ -312,8 +312,8 @@ impl Substitutions {
         }
     }
 
-    /// Tests whether `param` may stand for `this`, and binds it if so. Returns this, and whether
-    /// `param` was bound before.
+    /// Tests whether `param` may stand for `this`, and binds it if so. Returns whether it may, and
+    /// whether `param` was bound before or is `this` itself.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);

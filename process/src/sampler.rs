@@ -140,7 +140,7 @@ fn install_handler() {
     });
 }
 
-/// Interrupts the process each `period` of its CPU time; zero: never.
+/// Interrupts the process each `period` of its CPU time, which is less than a second; zero: never.
 fn set_timer(period: Duration) {
     // SAFETY: zeroed intervals are valid, and the pointer is to a live value of this frame.
     unsafe {

@@ -404,7 +404,7 @@ impl Assignment {
     }
 
     /// Returns the Services that wait for addresses, and those that have an address which another
-    /// one keeps; the oldest first.
+    /// one keeps; the oldest first. Forgets what is known of Services that are gone.
     fn unsettled(&self) -> Vec<Arc<Service>> {
         let Some(parts) = self.parts.get() else { return Vec::new() };
         let pools = self.pools(parts);

@@ -169,7 +169,7 @@ impl Quantity {
         Quantity { nanos: self.nanos.saturating_mul(i128::from(count)), ..self }.limited()
     }
 
-    /// Raises it to [`Quantity::MIN`], which is above the least number of its type.
+    /// Returns [`Quantity::MIN`] for a smaller amount: an `i128` has one below it.
     fn limited(self) -> Quantity {
         Quantity { nanos: self.nanos.max(Quantity::MIN.nanos), ..self }
     }
