@@ -255,6 +255,7 @@ impl Substitutions {
         self.known.get(param as usize)?.as_ref()
     }
 
+    /// Binds a parameter, and keeps in the journal what it was bound to before.
     fn set(&mut self, param: u32, to: Type) {
         if let Some(known) = self.known.get_mut(param as usize) {
             self.journal.push((param, known.replace(to)));
