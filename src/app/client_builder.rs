@@ -76,6 +76,7 @@ pub trait TokenRequests: Send + Sync + 'static {
     fn request(&self) -> Boxed<Result<Token, String>>;
 }
 
+/// Requests tokens of the service account `name` from the API server.
 struct ApiTokens {
     client: Client,
     name: String,
@@ -128,7 +129,8 @@ impl CachedTokens {
 }
 
 impl TokenSource for CachedTokens {
-    /// Returns the kept token, or requests one when it is due for renewal or was refused.
+    /// Returns the kept token, or requests one when it is due for renewal or was refused. If that
+    /// fails, returns the kept one nevertheless, unless it was refused.
     fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>> {
         let state = self.state.clone();
         Box::pin(async move {

@@ -69,6 +69,7 @@ struct State {
     waiting: HashSet<ObjectKey>,
 }
 
+/// The addresses that were chosen for a Service, which the cache may not show yet.
 struct Reservation {
     addresses: Vec<IpAddr>,
     /// The version of the Service that has them; `None`: not written, or its outcome is unknown.

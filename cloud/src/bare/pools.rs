@@ -33,6 +33,7 @@ pub struct Pool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addresses {
     Of(Ranges),
+    /// The announcer gets an address by DHCP.
     Dhcp,
 }
 

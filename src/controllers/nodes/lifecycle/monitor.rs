@@ -33,9 +33,9 @@ const RETRY_DELAY: Duration = Duration::from_millis(20);
 /// A node with this label does not count in its zone.
 const NOT_COUNTED: &str = "node.kubernetes.io/exclude-disruption";
 
+/// How many nodes of each zone are ready and not ready, in one pass.
 type Counts = HashMap<Istr, Count>;
 
-/// The nodes of each zone in a pass.
 impl NodeLifecycle {
     /// Observes all nodes once, writes the conditions of silent ones, and adapts the rates of the
     /// zones.
