@@ -20,6 +20,7 @@ const EXPIRATION_SECONDS: i64 = 3600;
 const LEAST_LIFETIME: Duration = Duration::from_secs(600);
 /// A token is replaced when only this share of its lifetime remains.
 const LEEWAY: f64 = 0.2;
+/// The attempts to request a token, and the wait after the first one, which grows.
 const TRIES: u32 = 4;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 

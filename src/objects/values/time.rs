@@ -21,6 +21,7 @@ pub struct Timestamp(
     NonZeroU64,
 );
 
+/// The sign bit. Flipped, it makes the order of signed numbers that of unsigned ones.
 const SIGN: u64 = 1 << 63;
 
 /// Maps a number to a non-zero one, and keeps the order. The least number counts as the next one.

@@ -3,6 +3,8 @@
 use super::cidr::Cidr;
 use crate::options::Options;
 
+/// The lengths of the prefixes of nodes' ranges where no flag sets them. Upstream:
+/// `defaultNodeMaskCIDRIPv4`, `defaultNodeMaskCIDRIPv6`.
 const DEFAULT_V4: i32 = 24;
 const DEFAULT_V6: i32 = 64;
 

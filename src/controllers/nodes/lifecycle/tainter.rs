@@ -8,6 +8,7 @@ use crate::clock::SharedClock;
 use crate::objects::ArcStr;
 use crate::workqueue::TokenBucket;
 
+/// Upstream: `scheduler.EvictionRateLimiterBurst`.
 const BURST: u32 = 1;
 
 /// When a node is due, and a number that keeps the order of those that are due together.
