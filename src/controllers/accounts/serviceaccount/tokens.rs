@@ -19,7 +19,8 @@ use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::jwt::{LegacyClaims, Signer};
 use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid, from_json};
 
-/// How often a key is retried before it is given up. Upstream: `TokensControllerOptions.MaxRetries`.
+/// How often a key is retried before it is given up. Upstream:
+/// `TokensControllerOptions.MaxRetries`.
 const MAX_RETRIES: u32 = 10;
 /// The number of attempts to remove a reference, and the least time between two of them, which a
 /// random factor up to doubles. Upstream: `RemoveTokenBackoff`.
