@@ -194,7 +194,8 @@ impl Tokens {
         }
     }
 
-    /// Adds the missing data to the live Secret, if it is of the cached version.
+    /// Adds the missing data to the live Secret, if it is of the cached version. Data that cannot
+    /// be made is a terminal error.
     async fn fill(&self, account: &ServiceAccount, cached: &TokenSecret) -> SyncResult {
         if !self.token_data.is_incomplete(cached) {
             return Ok(Next::Done);

@@ -76,7 +76,8 @@ impl ResourceClaims {
         })
     }
 
-    /// Creates the missing claims of a PodGroup, and writes their names into its status.
+    /// Creates the missing claims of a PodGroup, and writes their names into its status. A claim
+    /// that cannot be made ends the sync, with an event.
     pub(super) async fn sync_group(&self, key: &ObjectKey) -> SyncResult {
         let group = self.groups.as_ref().and_then(|groups| groups.get(key));
         let Some(group) = group.filter(|group| !group.meta.is_being_deleted()) else {

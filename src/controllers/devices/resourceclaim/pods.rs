@@ -119,7 +119,7 @@ impl ResourceClaims {
     }
 
     /// Creates the pod's missing claims, writes their names into its status, and reserves them if
-    /// the pod has a node.
+    /// the pod has a node. A claim that cannot be made ends the sync, with an event.
     pub(super) async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         let pod = self.pods.get(key);
         let Some(pod) = pod.filter(|pod| !pod.meta.is_being_deleted() && !is_done(pod)) else {

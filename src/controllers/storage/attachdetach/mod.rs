@@ -299,7 +299,8 @@ impl AttachDetach {
         }
     }
 
-    /// Fills the state of world from nodes, VolumeAttachments and pods, once at the start.
+    /// Fills the state of world from nodes, VolumeAttachments and pods, once at the start; then
+    /// queues all volumes and nodes, and opens `populated`.
     /// Upstream: `populateActualStateOfWorld`, `populateDesiredStateOfWorld`.
     fn populate(&self) {
         let mut world = self.world.lock();
