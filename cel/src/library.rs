@@ -89,6 +89,7 @@ fn parse_line(line: &'static str) -> Vec<(&'static str, Overload)> {
     words.flat_map(templated).filter_map(|word| Some((name, parse_overload(&word)?))).collect()
 }
 
+/// The types that have an order; the first four can be summed up.
 const COMPARABLE: [&str; 8] =
     ["int", "uint", "double", "duration", "bool", "timestamp", "string", "bytes"];
 

@@ -208,8 +208,8 @@ impl Parser {
         OPERATORS.iter().find(|operator| operator.symbol == *symbol).copied()
     }
 
-    /// Makes calls of the operators on top of the stack that bind tighter than `binds`, or equally
-    /// if they are left-associative. Chains of `||` and of `&&` become balanced trees.
+    /// Makes calls of the operators on top of the stack that bind tighter than `binds`, or equally,
+    /// except `||` and `&&`: those stay until their chain is complete, and become a balanced tree.
     fn reduce(
         &mut self,
         operands: &mut Vec<Expr>,

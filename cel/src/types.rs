@@ -255,6 +255,7 @@ impl Substitutions {
         self.known.get(param as usize)?.as_ref()
     }
 
+    /// Binds a parameter, and keeps in the journal what it was bound to before.
     fn set(&mut self, param: u32, to: Type) {
         if let Some(known) = self.known.get_mut(param as usize) {
             self.journal.push((param, known.replace(to)));
@@ -312,8 +313,8 @@ impl Substitutions {
         }
     }
 
-    /// Tests whether `param` may stand for `this`, and binds it if so. Returns this, and whether
-    /// `param` was bound before.
+    /// Tests whether `param` may stand for `this`, and binds it if so. Returns whether it may, and
+    /// whether `param` was bound before or is `this` itself.
     fn substitutes(&mut self, this: &Type, param: u32) -> (bool, bool) {
         if *this == Type::Param(param) {
             return (true, true);

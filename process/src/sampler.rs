@@ -19,6 +19,7 @@ const DEPTH: usize = 64;
 /// The capacity of the table: more samples than one core takes in a second.
 const SLOTS: usize = 128;
 
+/// The states of a slot: empty, being written by a handler, and holding a sample to be drained.
 const FREE: usize = 0;
 const WRITING: usize = 1;
 const FULL: usize = 2;
@@ -140,7 +141,7 @@ fn install_handler() {
     });
 }
 
-/// Interrupts the process each `period` of its CPU time; zero: never.
+/// Interrupts the process each `period` of its CPU time, which is less than a second; zero: never.
 fn set_timer(period: Duration) {
     // SAFETY: zeroed intervals are valid, and the pointer is to a live value of this frame.
     unsafe {

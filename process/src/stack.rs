@@ -16,6 +16,7 @@ use framehop::{
     UnwinderNative,
 };
 
+/// The bytes of a section with tables for unwinding, as they are loaded.
 type Tables = &'static [u8];
 
 /// Finds callers by the tables that the compiler writes for the unwinding of panics.

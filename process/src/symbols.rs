@@ -92,6 +92,7 @@ impl Entry<'_> {
     }
 }
 
+/// Reads the bytes of a file from an offset on, as many as the second number says.
 type Read<'a> = &'a dyn Fn(u64, u64) -> io::Result<Vec<u8>>;
 
 /// Reads the functions of an ELF file, none if it has no symbol table. `None`: it is no ELF file of

@@ -20,6 +20,7 @@ const EXPIRATION_SECONDS: i64 = 3600;
 const LEAST_LIFETIME: Duration = Duration::from_secs(600);
 /// A token is replaced when only this share of its lifetime remains.
 const LEEWAY: f64 = 0.2;
+/// The attempts to request a token, and the wait after the first one, which grows.
 const TRIES: u32 = 4;
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 
@@ -76,6 +77,7 @@ pub trait TokenRequests: Send + Sync + 'static {
     fn request(&self) -> Boxed<Result<Token, String>>;
 }
 
+/// Requests tokens of the service account `name` from the API server.
 struct ApiTokens {
     client: Client,
     name: String,
@@ -128,7 +130,8 @@ impl CachedTokens {
 }
 
 impl TokenSource for CachedTokens {
-    /// Returns the kept token, or requests one when it is due for renewal or was refused.
+    /// Returns the kept token, or requests one when it is due for renewal or was refused. If that
+    /// fails, returns the kept one nevertheless, unless it was refused.
     fn token(&self, refused: Option<String>) -> Boxed<Result<String, String>> {
         let state = self.state.clone();
         Box::pin(async move {

@@ -142,8 +142,9 @@ fn never_cached(inner: Handler) -> Handler {
     })
 }
 
-/// Binds the secure port: on every interface of both families if `--bind-address` is unspecified,
-/// and on IPv4 alone where the kernel lacks IPv6.
+/// Binds the secure port: on every interface of both families if `--bind-address` is unspecified
+/// (of IPv6 alone if `net.ipv6.bindv6only` is set). If that cannot be bound, as where the kernel
+/// lacks IPv6, the address itself is bound; a port in use is an error at once.
 fn listen(options: &Options) -> Result<TcpListener, String> {
     let port = u16::try_from(options.secure_port).unwrap_or_default();
     let address = SocketAddr::new(options.bind_address, port);

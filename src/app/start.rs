@@ -33,8 +33,11 @@ use crate::server::{Handler, Request, Response, handler};
 use crate::shadow::Shadow;
 use crate::task::{Failure, Latch, StopToken, TaskGroup, caught};
 
+/// How long the start waits for a healthy API server, and the time between two questions.
+/// Upstream: `WaitForAPIServer`.
 const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
+/// The period of [`reset_discovery`].
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
 /// The time between two attempts while the served versions are not known.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(5);

@@ -10,10 +10,11 @@ use crate::trace;
 
 pub const PATH: &str = "/debug/trace";
 
-/// Traces these objects from now on, in place of those before.
+/// Traces these objects from now on, in place of those before; none: the trace ends.
 pub fn set(objects: Vec<TraceObject>, verbosity: &Verbosity) {
     trace::set(objects);
-    // Decisions of controllers are logged at debug.
+    // Controllers log their decisions at debug, so the log's maximum level depends on whether
+    // anything is traced.
     verbosity.apply();
 }
 

@@ -61,8 +61,8 @@ impl<T, R> Backlog<T, R> {
         if state.waiting.is_empty() { None } else { state.reader.take() }
     }
 
-    /// Returns the next item, in order, with its reader. Returns `None` if the queue is empty,
-    /// which then keeps the reader, or is closed, which drops it.
+    /// Returns the next item, in order, with its reader. Returns `None` if the queue is empty, and
+    /// keeps the reader then, or if it is closed, and drops the reader.
     pub fn next(&self, reader: R) -> Option<(T, R)> {
         let mut state = self.state.lock();
         if state.is_closed {

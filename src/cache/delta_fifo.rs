@@ -330,12 +330,8 @@ impl DeltaFifo {
         }
     }
 
-    /// Returns the newest known state of an object.
-    pub fn known(&self, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
-        self.newest(&self.lock(), key)
-    }
-
-    /// Returns the newest state of an object: from the queue, else from the cache.
+    /// Returns the newest state of an object: from the queue, else from the cache. Of an object
+    /// whose deletion is queued it is the last state.
     fn newest(&self, state: &State, key: &ObjectKey) -> Option<Arc<dyn AnyObject>> {
         match state.items.get(key) {
             Some(deltas) => Some(deltas.newest().object().clone()),
@@ -401,28 +397,32 @@ impl DeltaFifo {
     }
 
     /// Writes the deletion of an object with its final state. Ignored when neither the queue nor
-    /// the cache has the object.
+    /// the cache has the object, or when the known state is newer.
     pub fn delete(&self, object: Arc<dyn AnyObject>) {
         self.change(object, |object| Delta::Deleted(Deleted::Known(object)));
     }
 
     /// Writes the deletion of an object whose final state cannot be decoded, with the last state
-    /// known. Ignored when neither the queue nor the cache has the object.
+    /// known. Ignored when neither the queue nor the cache has the object, or when the known state
+    /// is newer than the deletion.
     pub fn delete_known(&self, object: &Identity) {
         self.record(object.key(), object.resource_version, |newest| {
             Some(Delta::Deleted(Deleted::FinalStateUnknown(newest?.clone())))
         });
     }
 
-    /// Begins a list, and abandons an unfinished one. Upstream: `Replace`, which gets all items.
+    /// Begins a list, and abandons an unfinished one. `known`: whether the known states of objects
+    /// count in it. Upstream: `Replace`, which gets all items.
     pub fn begin_replace(&self, known: KnownState) {
         let mut state = self.lock();
+        // Without known objects the list deletes none, and its keys need not be collected.
         let nothing_known = state.items.is_empty() && self.indexer.is_empty();
         state.replacing = Some(Replacing { seen: (!nothing_known).then(HashSet::new), known });
     }
 
-    /// Writes an item of the list. Returns whether it is older than the known state of the object,
-    /// which proves that the server has lost versions.
+    /// Writes an item of the list; where known states do not count, as one that replaces even a
+    /// state of the same version. Returns whether the item is older than the known state of the
+    /// object, which proves that the server has lost versions.
     pub fn replace_item(&self, object: Arc<dyn AnyObject>) -> bool {
         let key = object.meta().key();
         let mut state = self.lock();

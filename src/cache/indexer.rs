@@ -494,6 +494,7 @@ impl<T: Object> AnyIndexer for Indexer<T> {
 
     fn bytes_held(&self) -> usize {
         let state = self.state.read();
+        // Two allocations: the object and its name.
         let bytes_of = |object: &Arc<T>| 2 * ALLOCATED + size_of::<T>() + object.meta().name.len();
         let objects: usize = state.slots.iter().map(|(_, object)| bytes_of(object)).sum();
         objects + state.slots.capacity() * size_of::<Option<Arc<T>>>() + state.tables.bytes_held()

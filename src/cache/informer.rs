@@ -142,7 +142,8 @@ impl Informer {
         self.min_watch_timeout.get_or_init(|| period);
     }
 
-    /// Adds a handler, and wakes the reader of the queue when the handler has a resync period.
+    /// Adds a handler. If it has a resync period, wakes the reader of the queue, which may sleep
+    /// until a later resync.
     pub fn add_handler(
         &self,
         name: &str,
@@ -338,6 +339,7 @@ impl Measured for Informer {
 
     fn labels(&self) -> [&str; 4] {
         let resource = &self.scope.resource;
+        // Upstream names all informers so, except those of metadata.
         let name = if self.scope.metadata_only { "metadata" } else { "kube-controller-manager" };
         [name, &resource.group, &resource.version, &resource.plural]
     }

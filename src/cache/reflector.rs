@@ -178,6 +178,8 @@ impl Reflector {
         loop {
             self.progress.enter(&phase, self.clock.monotonic());
             let outages = ended_outages(&*self.source);
+            // A request begins after an outage: its failure is a first one. A wait sends nothing,
+            // and itself ends with an outage.
             if outages > self.outages && !matches!(phase, Phase::Wait { .. }) {
                 self.outages = outages;
                 backoff.reset(self.clock.monotonic());
@@ -413,7 +415,7 @@ impl Reflector {
         }
         self.store.finish_replace(version, is_back);
         if losses > 0 {
-            // Readers wait until the cache holds the list.
+            // The list is recorded once the cache holds it: syncs wait for that after a loss.
             self.wait_until_drained().await;
         }
         self.follower.record_list(losses);
@@ -527,6 +529,7 @@ impl Reflector {
                     return Ok(version);
                 }
                 Ok((_, Some(token))) => {
+                    // A watch cache answers this request with all objects at once.
                     self.paginated |= start == Start::Any;
                     request.continue_token = Some(token);
                     request.resource_version = None;

@@ -52,7 +52,7 @@ impl<T> UndeltaStore<T> {
         (self.push)(objects.values().cloned().collect());
     }
 
-    /// Adds or replaces the object of `key`.
+    /// Adds or replaces the object of `key`, and pushes the contents.
     pub fn add(&self, key: String, object: Arc<T>) {
         self.change(|objects| _ = objects.insert(key, object));
     }
@@ -62,7 +62,7 @@ impl<T> UndeltaStore<T> {
         self.change(|objects| _ = objects.remove(key));
     }
 
-    /// Replaces the contents. Of several objects with one key the last one stays.
+    /// Replaces the contents and pushes them. Of several objects with one key the last one stays.
     pub fn replace(&self, contents: Vec<(String, Arc<T>)>) {
         self.change(|objects| *objects = contents.into_iter().collect());
     }

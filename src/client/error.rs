@@ -219,7 +219,8 @@ impl Status {
 }
 
 impl Error {
-    /// Makes the error of a failed answer, whose body is a `Status` or not. `is_text`: by its
+    /// Makes the error of a failed answer. The beginning of a body that is no `Status` becomes the
+    /// message; the answer's header decides the wait before that of the `Status`. `is_text`: by its
     /// content type.
     pub(super) fn from_answer(
         request: String,

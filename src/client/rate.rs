@@ -23,7 +23,8 @@ impl Bucket {
         Bucket { qps, burst, clock, state: Mutex::new((burst, now)) }
     }
 
-    /// Takes a token. Returns how long the caller has to wait for it.
+    /// Takes a token. Returns how long the caller has to wait for it; zero if there is no rate,
+    /// which means no limit.
     fn reserve(&self) -> Duration {
         if self.qps <= 0.0 {
             return Duration::ZERO;

@@ -113,7 +113,7 @@ impl Client {
 
     /// Sends a request, and again where that is safe (see [`Client`]). Returns the body of an
     /// answer with a 2xx status, which is read as it arrives. Dropping the body before its end
-    /// closes the connection.
+    /// closes the connection. An interceptor sees a read, and answers a write, which is not sent.
     ///
     /// # Errors
     /// [`Error::Status`] for any other status, [`Error::Transport`] when no answer came in time,
@@ -177,7 +177,8 @@ impl Client {
         ended.or(stopped).await
     }
 
-    /// Sends a request once. `shown` becomes the credentials that it shows.
+    /// Sends a request once, after the wait for the limiter and if the guard lets it pass, and
+    /// counts it in the metrics. `shown` becomes the credentials that it shows.
     async fn attempt(&self, call: &Call, shown: &mut Shown) -> Result<http_types::Body> {
         let inner = &self.inner;
         let labels = [call.method, inner.host.as_str()];

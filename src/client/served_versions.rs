@@ -56,7 +56,8 @@ impl ServedVersions {
         }
     }
 
-    /// Returns the resource in the version that the server serves.
+    /// Returns the resource in the version that was chosen for it. It stays as it is if none was
+    /// chosen, or if it names another version than the known resource.
     pub fn resolve(&self, resource: &ResourceType) -> ResourceType {
         let choices = self.choices.read();
         // Empty with most servers: each request comes here.

@@ -21,6 +21,8 @@ use crate::task::{self, StopToken, Task};
 
 /// The most events that wait to be sent; further ones are dropped.
 const MAX_QUEUED_EVENTS: usize = 1000;
+/// The attempts to send an event, and the wait between two of them. Upstream:
+/// `maxTriesPerEvent`, `defaultSleepDuration`.
 const MAX_TRIES_PER_EVENT: u32 = 12;
 const SLEEP_BETWEEN_TRIES: Duration = Duration::from_secs(10);
 /// How long a shutdown waits for queued events.

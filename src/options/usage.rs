@@ -84,7 +84,8 @@ pub fn program_usage<T>(
     text
 }
 
-/// Returns the gates that may be set, a line each.
+/// Returns the gates that may be set in 1.36 or 1.37, a line each, with the defaults of both if
+/// they differ. Older releases are not shown.
 /// Upstream: `KnownFeatures`.
 fn gates() -> Vec<String> {
     let mut gates = BTreeMap::new();

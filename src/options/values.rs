@@ -388,6 +388,7 @@ pub struct Level(pub i32);
 impl Value for Level {
     const KIND: &'static str = "Level";
     fn parse(text: &str) -> Result<Level, String> {
+        // As Go's `ParseUint`, which takes no sign.
         let level = text.parse().ok().filter(|level| *level >= 0 && !text.starts_with('+'));
         level.map(Level).ok_or_else(|| "not a whole number".into())
     }

@@ -83,7 +83,8 @@ impl Creations {
     /// Compares the creation that this manager wants with those of the manager in charge. Returns
     /// `None` if there is no recent creation at this place, or if objects of this kind are not
     /// compared. One equal content among those with the same name prefix is enough: a batch may
-    /// begin with any of them.
+    /// begin with any of them. It ends the known differences of this creation; else the closest
+    /// content is recorded as a difference.
     pub fn compare_and_record(
         &mut self,
         now: Duration,

@@ -249,7 +249,8 @@ impl Ledger {
         self.counts.entry(controller.to_owned()).or_default()
     }
 
-    /// Counts an intention that has ended.
+    /// Counts an intention that has ended, and keeps a met one for the report. One that differs
+    /// is counted elsewhere.
     fn close(&mut self, intention: &Intention, end: End, now: Duration) {
         let counts = self.counts_of(&intention.intended.controller);
         match end {

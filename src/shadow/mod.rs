@@ -255,7 +255,7 @@ impl Inner {
     }
 
     /// Records that the API server would refuse the write: it is no longer an intention, unless the
-    /// object has only changed meanwhile.
+    /// object has only changed meanwhile. Then other final conditions in it are recorded.
     fn record_refusal(&self, intended: &IntendedWrite, refusal: Refusal, live: Option<&Value>) {
         let IntendedWrite { controller, request, place, .. } = intended;
         log::debug!("shadow: {controller}: {} {place}: {refusal:?}", request.method);

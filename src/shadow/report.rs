@@ -20,6 +20,7 @@ const VALUE_BYTES: usize = 120;
 /// How many fields of a write the text names.
 const FIELDS: usize = 12;
 
+/// How a write that this manager wants compares with those of the manager in charge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Outcome {
@@ -27,8 +28,11 @@ pub enum Outcome {
     Pending,
     /// The manager in charge attempts it too, and the API server refuses it.
     Refused,
+    /// The manager in charge has made it.
     Met,
+    /// Wanted for longer than the grace period, and not made.
     Outstanding,
+    /// The manager in charge has written something else instead.
     Contradicted,
 }
 

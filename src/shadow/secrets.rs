@@ -34,6 +34,7 @@ pub fn conceal(object: &mut Value) {
     }
 }
 
+/// Replaces a value with its digest.
 type Digest = fn(&mut Value);
 
 /// Replaces one member of `object`, if it exists, with its digest.

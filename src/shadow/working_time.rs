@@ -19,9 +19,11 @@ pub struct WorkingTime {
     last: Mutex<Last>,
 }
 
+/// The last question for the time, and the answer to it.
 struct Last {
     /// By the clock.
     asked: Duration,
+    /// The working time, which is behind the clock.
     answer: Duration,
 }
 

@@ -96,6 +96,7 @@ impl<K: Key> ItemExponentialFailureRateLimiter<K> {
 }
 
 impl<K: Key> RateLimiter<K> for ItemExponentialFailureRateLimiter<K> {
+    /// Returns `base`, doubled for each failure before this one, but at most `max`.
     fn when(&self, key: &K) -> Duration {
         let delay = match 1u32.checked_shl(self.failures.increment(key)) {
             Some(factor) => self.base.saturating_mul(factor),
@@ -123,6 +124,7 @@ impl BucketRateLimiter {
 }
 
 impl<K> RateLimiter<K> for BucketRateLimiter {
+    /// Takes a token, and returns the wait for it.
     fn when(&self, _: &K) -> Duration {
         self.0.reserve()
     }

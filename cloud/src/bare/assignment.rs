@@ -69,6 +69,7 @@ struct State {
     waiting: HashSet<ObjectKey>,
 }
 
+/// The addresses that were chosen for a Service, which the cache may not show yet.
 struct Reservation {
     addresses: Vec<IpAddr>,
     /// The version of the Service that has them; `None`: not written, or its outcome is unknown.
@@ -404,7 +405,7 @@ impl Assignment {
     }
 
     /// Returns the Services that wait for addresses, and those that have an address which another
-    /// one keeps; the oldest first.
+    /// one keeps; the oldest first. Forgets what is known of Services that are gone.
     fn unsettled(&self) -> Vec<Arc<Service>> {
         let Some(parts) = self.parts.get() else { return Vec::new() };
         let pools = self.pools(parts);

@@ -55,8 +55,9 @@ fn provider_id(node: &Node, kind: ProviderId) -> Result<String, Error> {
 }
 
 /// Returns the addresses of `--node-ip`, of the configuration and of the Node's status. Those of
-/// the status may be former ones: internal ones count only if there are no others, external ones
-/// only without `--node-ip`. Without a `Hostname` the Node's name is added as one.
+/// the status may be what this provider wrote before: internal ones count only if there are no
+/// others, external ones only without `--node-ip`. Without a `Hostname` the Node's name is added as
+/// one.
 ///
 /// # Errors
 /// When there is no IP address.
@@ -77,7 +78,8 @@ fn addresses(node: &Node, config: &Nodes) -> Result<Vec<NodeAddress>, Error> {
     let configured = config.machine(name).map(|machine| machine.addresses.as_slice());
     found.extend(configured.unwrap_or_default().iter().map(super::config::Address::of_node));
     let has_internal = found.iter().any(|address| address.type_ == "InternalIP");
-    // With `--node-ip` the kubelet leaves the status to the provider, whose former addresses it has.
+    // With `--node-ip` the kubelet leaves the addresses to the provider, so the status has those
+    // that this provider wrote before.
     let is_reported = |address: &&NodeAddress| match address.type_.as_str() {
         "InternalIP" => !has_internal,
         "ExternalIP" => provided.is_empty(),

@@ -152,6 +152,7 @@ impl LoadBalancer for Balancer {
             match self {
                 // Addresses from pools do not depend on nodes.
                 Balancer::Pools { .. } => Ok(()),
+                // Their controller follows the nodes itself.
                 Balancer::Nodes => Err(Error::ImplementedElsewhere),
             }
         })

@@ -254,6 +254,7 @@ fn addresses(
     families.into_iter().flat_map(of_family).copied().collect()
 }
 
+/// Returns the message of an event: no node is available, with the first Service that takes one.
 fn unavailable(taken: &[(String, ObjectKey, String)]) -> String {
     let text = "There are no available nodes for LoadBalancer";
     match taken.first() {

@@ -33,6 +33,7 @@ pub struct Pool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Addresses {
     Of(Ranges),
+    /// The announcer gets an address by DHCP.
     Dhcp,
 }
 
@@ -72,6 +73,7 @@ impl fmt::Display for Pool {
 }
 
 impl Pool {
+    /// Returns whether the pool has addresses of a family; DHCP gives IPv4 addresses only.
     pub fn has(&self, family: Family) -> bool {
         match &self.addresses {
             Addresses::Of(ranges) => ranges.has(family),
@@ -79,6 +81,8 @@ impl Pool {
         }
     }
 
+    /// Returns whether an address is of the pool; of one by DHCP only 0.0.0.0, which stands for the
+    /// address that the announcer gets.
     pub fn contains(&self, address: IpAddr) -> bool {
         match &self.addresses {
             Addresses::Of(ranges) => ranges.contains(address),

@@ -201,7 +201,7 @@ fn is_shutdown(taint: &Taint) -> bool {
     taint.key == SHUTDOWN && taint.effect == NO_SCHEDULE
 }
 
-/// Returns the taints with the shutdown taint; `None`: they have it.
+/// Returns the taints with the shutdown taint; `None`: they have it. One with a value is replaced.
 fn with_shutdown(taints: &[Taint]) -> Option<Vec<Taint>> {
     let shutdown = Taint { key: SHUTDOWN.into(), effect: NO_SCHEDULE.into(), ..Taint::default() };
     if taints.contains(&shutdown) {

@@ -101,7 +101,8 @@ impl Dynamic {
         path.resource(plural)
     }
 
-    /// Builds the request that creates an object.
+    /// Builds the request that creates an object. `Err`: the resource is namespaced and `namespace`
+    /// is empty, or the path or the body is malformed.
     fn create_call(&self, namespace: &str, body: &impl Serialize) -> Result<Call> {
         if self.resource.namespaced && namespace.is_empty() {
             return Err(Error::Path("an empty namespace may not be set during creation".into()));
@@ -352,6 +353,7 @@ impl Dynamic {
     /// grace period the object stays for a while. Not found (404) is an error.
     pub async fn delete(&self, key: &ObjectKey, delete: Delete) -> Result<()> {
         let mut call = self.call("DELETE", key)?.body(JSON, &Options::new(&delete))?;
+        // Also with `metadata_only`: the answer may be a Status, and is dropped.
         call.accept = JSON;
         self.client.send(&call).await.map(drop)
     }

@@ -25,8 +25,8 @@ impl Config {
 
     /// Reads the configuration from a kubeconfig's `text`, which came from `path`. `master`
     /// replaces the file's address, `context` its current context. Relative paths in it start at
-    /// its folder. Credentials are used only for a server with `https`. Reads files; blocks
-    /// meanwhile.
+    /// its folder. Credentials are used only for a server with `https`; a context whose user does
+    /// not exist has none, which is logged. Reads files; blocks meanwhile.
     /// Upstream: `clientcmd.ClientConfig`.
     ///
     /// # Errors

@@ -93,7 +93,9 @@ impl Auth {
         Auth::Provider { provider, refused: Mutex::default() }
     }
 
-    /// Returns the credentials for one request.
+    /// Returns the credentials for one request. A provider gets the token that was refused last. A
+    /// token file is read again after its lifetime; if it cannot be, the last token or the fallback
+    /// is shown. An exec plugin runs when its last output has expired.
     pub async fn show(&self) -> Result<Shown> {
         let header = match self {
             Auth::None => None,
@@ -150,7 +152,7 @@ impl Auth {
     }
 }
 
-/// Reads the token in a file, without blanks around it.
+/// Reads the token in a file, without blanks around it. `Err`: it cannot be read, or is empty.
 pub(super) fn token_of(path: &std::path::Path) -> Result<String> {
     let bytes = read_file(path)?;
     match String::from_utf8_lossy(&bytes).trim() {

@@ -89,7 +89,9 @@ pub(super) struct BodyReader {
 }
 
 impl BodyReader {
-    /// Gives the connection back if the body has no more bytes.
+    /// Ends the request if the body has no more bytes: gives back its permit, and the connection,
+    /// which is closed if there is no pool. A body without a length is never done here: it ends
+    /// with the connection.
     pub fn finish_if_done(&mut self) {
         let done = match &self.framing {
             Framing::Length(left) => *left == 0,

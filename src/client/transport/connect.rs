@@ -66,7 +66,8 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// Connects to the server of `url`. The caller limits the time.
+    /// Connects to the server of `url`, through the proxy if there is one; `tls`: `None` without
+    /// TLS. The caller limits the time. `Err` also when no socket is left for the `purpose`.
     pub async fn connect(
         &self,
         url: &Url,

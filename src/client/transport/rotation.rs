@@ -92,6 +92,7 @@ impl<R: AsyncRead> AsyncRead for UntilRotated<R> {
 }
 
 impl<R: AsyncBufRead> AsyncBufRead for UntilRotated<R> {
+    /// Returns the buffered bytes; after a rotation none, which is the end.
     fn poll_fill_buf(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
         let this = self.project();
         if this.rotations.count() != *this.count {

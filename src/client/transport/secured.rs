@@ -52,7 +52,7 @@ fn invalid(error: rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-/// Appends a record of the handshake, or an alert.
+/// Appends a record of the handshake, or an alert; nothing if it was encoded before.
 fn encode(data: &mut EncodeTlsData<'_, ClientConnectionData>, to: &mut Vec<u8>) -> io::Result<()> {
     let start = to.len();
     // An empty buffer is too small: the error says what size the record has.
@@ -65,7 +65,7 @@ fn encode(data: &mut EncodeTlsData<'_, ClientConnectionData>, to: &mut Vec<u8>) 
     Ok(())
 }
 
-/// Appends a record with `plain`, which fits into one.
+/// Appends a record with `plain`, which fits into one. `Err` also when the keys are used up.
 fn encrypt(
     traffic: &mut WriteTraffic<'_, ClientConnectionData>,
     plain: &[u8],
@@ -202,7 +202,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> Secured<IO> {
         &self.plain[self.read..]
     }
 
-    /// Reads bytes from the server into `incoming`.
+    /// Reads bytes from the server into `incoming`. The end of the socket is an error: after a
+    /// `close_notify` nothing is read any more.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match ready!(buffer_pool::poll_read(&mut self.io, context, &mut self.incoming))? {
             0 => Poll::Ready(Err(io::Error::new(
@@ -285,6 +286,8 @@ impl<IO: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<IO> {
         Pin::new(&mut this.io).poll_flush(context)
     }
 
+    /// Sends what is encrypted and closes the socket, without TLS's `close_notify`: the framing of
+    /// HTTP says where a request ends.
     fn poll_close(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         ready!(this.poll_send(context))?;

@@ -75,7 +75,8 @@ fn verify_alone(
 }
 
 impl ServerCertVerifier for Trust {
-    /// Verifies the server's certificate, as the configured trust asks.
+    /// Verifies the server's certificate: any one if every server is trusted, one that is itself a
+    /// trusted authority's alone, and any other with its chain.
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,

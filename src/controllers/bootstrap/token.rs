@@ -17,7 +17,7 @@ pub enum Expiration {
     Expired,
 }
 
-/// Returns when the token expires, seen from `now`.
+/// Returns when the token expires, seen from `now`. One whose time cannot be parsed has expired.
 pub fn expiration(token: &BootstrapToken, now: Timestamp) -> Expiration {
     let text = &*token.data.expiration;
     if text.is_empty() {

@@ -33,7 +33,7 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Deletes all requests that are too old.
+    /// Deletes all requests that are too old. A failure is logged: the next pass deletes again.
     async fn clean(self: Arc<Self>) -> Result<(), Error> {
         for request in self.requests.list() {
             let Some(why) = deletion_reason(&request, self.clock.now()) else { continue };

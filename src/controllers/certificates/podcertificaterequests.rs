@@ -29,7 +29,7 @@ struct Cleaner {
 }
 
 impl Cleaner {
-    /// Deletes all requests that are too old.
+    /// Deletes all requests that are too old. A failure is logged: the next pass deletes again.
     async fn clean(self: Arc<Self>) -> Result<(), Error> {
         for request in self.requests.list() {
             if !is_expired(&request, self.clock.now()) {

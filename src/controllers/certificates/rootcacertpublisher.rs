@@ -57,6 +57,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         clock: c.clock(),
     });
     let queue = c.queue(QueuePolicy::default());
+    // As upstream: the sync of an added namespace checks a ConfigMap that is there already.
     c.watch(&maps, &queue, |change, queue| {
         if !matches!(change, Change::Added { .. }) {
             queue.add(ObjectKey::cluster(&change.object().meta.namespace));

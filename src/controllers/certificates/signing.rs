@@ -308,7 +308,7 @@ fn provider_name(certificate: &str, key: &str) -> String {
 
 impl LoadedPair {
     /// Reads the two files; an error if one is unreadable or empty, or if they do not belong
-    /// together.
+    /// together. If there are several certificates, only its `authority` is an error.
     fn read(certificate_file: &str, key_file: &str) -> Result<LoadedPair, String> {
         let read = |file: &str| fs::read(file).map_err(|error| format!("open {file}: {error}"));
         let (certificate, key) = (read(certificate_file)?, read(key_file)?);

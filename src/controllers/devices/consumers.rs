@@ -202,7 +202,8 @@ fn unsupported(kind: &str, meta: &Meta, entry: &PodResourceClaim) -> Error {
 /// Upstream: `ErrAPIUnsupported`.
 pub const UNSUPPORTED: &str = "none of the supported fields are set";
 
-/// Returns whether the owner reference of a claim is that of a pod or a PodGroup, of any version.
+/// Returns whether this is the type of a pod, or of a PodGroup in any version: the owners of
+/// generated claims.
 pub fn is_owner_of_claims(api_version: &str, kind: &str) -> bool {
     match kind {
         "Pod" => api_version == Pod::RESOURCE.api_version(),

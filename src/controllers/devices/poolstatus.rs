@@ -246,7 +246,8 @@ struct PoolSummary {
 
 impl PoolSummary {
     /// Counts the slices and devices of the pools that a request asks for; of a pool its newest
-    /// generation counts.
+    /// generation counts, and its node if all slices are of one. Counts all pools, but keeps only
+    /// as many as the request's limit.
     fn new(
         request: &ResourcePoolStatusRequest,
         slices: &[Arc<ResourceSlice>],

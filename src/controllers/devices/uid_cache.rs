@@ -18,6 +18,7 @@ pub struct RecentUids {
 #[derive(Default)]
 struct State {
     known: HashSet<Uid>,
+    /// The same uids, the oldest first.
     order: VecDeque<Uid>,
 }
 

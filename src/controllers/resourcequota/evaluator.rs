@@ -112,6 +112,7 @@ fn names(resource: &ResourceType) -> impl Iterator<Item = Istr> {
 }
 
 impl Evaluator for Count {
+    /// Returns whether `name` is one of [`names`], unless an earlier count in use has it too.
     fn measures(&self, name: &str) -> bool {
         // Each watched resource has such a count: its names are made when they may be asked for.
         let plural = name.strip_prefix("count/").unwrap_or(name);

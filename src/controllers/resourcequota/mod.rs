@@ -93,7 +93,8 @@ fn registry(c: &mut Controller) -> Registry {
     Registry::new(built_in)
 }
 
-/// Queues quotas whose limits change; those whose status lacks a usage go to `urgent`.
+/// Queues quotas whose limits change; those whose status lacks a usage go to `urgent`. Records what
+/// the status of each says is used.
 fn watch_quotas(
     c: &mut Controller,
     this: &Arc<Quotas>,

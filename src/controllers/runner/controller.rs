@@ -23,8 +23,11 @@ use crate::options::Options;
 use crate::task::{Failure, Latch, StopToken, TaskGroup};
 use crate::workqueue::Key;
 
+/// Ends when a cache has synced.
 type Wait = BoxFuture<'static, ()>;
+/// Runs until the stop.
 type Work = BoxFuture<'static, ()>;
+/// Makes the work, which ends after the stop of the token.
 type Start = Box<dyn FnOnce(&StopToken) -> Work + Send>;
 
 /// A controller: its caches, queues and work. A constructor gets a new one and wires it up;

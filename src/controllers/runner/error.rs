@@ -126,12 +126,13 @@ impl Error {
         }
     }
 
-    /// Whether it is [`Error::Stale`] and nothing else.
+    /// Returns whether it is [`Error::Stale`] and nothing else.
     pub(super) fn is_stale(&self) -> bool {
         self.is_each(|error| matches!(error, Error::Stale(_)))
     }
 
-    /// Whether it is [`Error::Stale`], [`Error::NotYet`] or [`Error::Wait`] and nothing else.
+    /// Returns whether it is [`Error::Stale`], [`Error::NotYet`] or [`Error::Wait`] and nothing
+    /// else.
     pub(super) fn is_expected(&self) -> bool {
         self.is_each(|error| {
             matches!(error, Error::Stale(_) | Error::NotYet(_) | Error::Wait { .. })

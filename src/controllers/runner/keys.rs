@@ -59,8 +59,12 @@ impl<O: Object> Owners<O> for Lister<O> {
     }
 }
 
+/// The selector of an owner: see [`OfController::or_matching_orphans`].
 type SelectorOf<O> = Box<dyn Fn(&O) -> Result<Selector, SelectorError> + Send>;
+/// The delay for an old and a new dependent and its owner: see
+/// [`OfController::requeue_owner_after`].
 type RequeueAfter<T, O> = Box<dyn Fn(&T, &T, &O) -> Option<Duration> + Send>;
+/// Gets a dependent and its owner, if it has one: see [`OfController::unowned`].
 type Unowned<T, O> = Box<dyn Fn(&T, Option<&O>) + Send>;
 
 /// Gets each change of a dependent before its owner is queued: so expectations are lowered when the

@@ -106,7 +106,8 @@ impl Monitors {
     }
 
     /// Starts the monitors of resources that are new in discovery, and ends those of resources that
-    /// are served no longer. Returns whether anything changed. Upstream: `SyncMonitors`.
+    /// are served no longer. Returns whether anything changed; nothing does if discovery fails or
+    /// has no wanted resource. Upstream: `SyncMonitors`.
     async fn update<F>(&mut self, stop: &StopToken, make_handler: &F) -> bool
     where
         F: Fn(&ResourceType, &MetadataInformer) -> Box<dyn MetadataHandler>,

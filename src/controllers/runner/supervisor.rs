@@ -8,8 +8,8 @@ use crate::cache::BoxFuture;
 /// Wraps the syncs and jobs of all controllers, and may replace their results. Shadow mode is one.
 /// Upstream has no counterpart.
 ///
-/// Each method returns the future that the runner polls in place of `work`. The runner polls it to
-/// its end.
+/// Each method that gets `work` returns the future that the runner polls in its place. The runner
+/// polls it to its end.
 pub trait Supervisor: Send + Sync + 'static {
     /// Wraps one sync of `key`, which is spelled as in logs. Syncs of one key of a queue never
     /// overlap.
@@ -20,7 +20,7 @@ pub trait Supervisor: Send + Sync + 'static {
         work: BoxFuture<'static, SyncResult>,
     ) -> BoxFuture<'static, SyncResult>;
 
-    /// The pause after a job's end, in place of `period`.
+    /// Returns the pause after a job's end, in place of `period`.
     fn pause_after_job(&self, period: Duration) -> Duration;
 
     /// Wraps one call of a periodic job, whose own pause is `period`.

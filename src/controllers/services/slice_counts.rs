@@ -27,6 +27,7 @@ pub struct SliceCounts {
     services: Mutex<HashMap<ObjectKey, Totals>>,
 }
 
+/// The counts of one Service; `desired`: the fewest slices that can hold its endpoints.
 #[derive(Clone, Copy, Default)]
 struct Totals {
     endpoints: usize,

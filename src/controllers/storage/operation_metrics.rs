@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::metrics::metrics;
 use crate::options::{Release, followed};
 
+/// The buckets of the durations, in seconds; upstream's.
 const BUCKETS: [f64; 13] =
     [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 

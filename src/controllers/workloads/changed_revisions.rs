@@ -19,6 +19,7 @@ pub struct ChangedRevisions {
     owners: Mutex<HashMap<ObjectKey, Record>>,
 }
 
+/// A revision that came back with other data than those that were sent.
 struct Record {
     owner: Uid,
     revision: Uid,

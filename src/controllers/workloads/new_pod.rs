@@ -306,7 +306,7 @@ fn raw(value: &Value) -> Result<Box<RawValue>, serde_json::Error> {
 /// malformed name. Upstream: `getPodsPrefix`.
 fn name_prefix(owner: &str) -> String {
     let prefix = format!("{owner}-");
-    // The last letters are judged as if in the middle of a name.
+    // As upstream: the last letter and the dash become an `a`, since no name ends with a dash.
     let masked = match prefix.char_indices().nth_back(1) {
         Some((at, _)) => format!("{}a", &prefix[..at]),
         None => prefix.clone(),

@@ -133,6 +133,7 @@ struct PoolState<P> {
     sweep_at: usize,
 }
 
+/// Pools with fewer values are not swept.
 const FIRST_SWEEP: usize = 1024;
 
 impl<P: Counted + Clone + Hash + Eq> Pool<P> {

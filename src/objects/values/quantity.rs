@@ -22,7 +22,9 @@ const DECIMAL: [(&str, i32); 10] = [
     ("P", 15),
     ("E", 18),
 ];
+/// The binary units, in the order of their powers of 1024.
 const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+/// One, in billionths.
 const UNIT: i128 = 1_000_000_000;
 /// Binary amounts end here, as upstream's.
 const MAX_BINARY: i128 = i64::MAX as i128 * UNIT;
@@ -169,7 +171,7 @@ impl Quantity {
         Quantity { nanos: self.nanos.saturating_mul(i128::from(count)), ..self }.limited()
     }
 
-    /// Raises it to [`Quantity::MIN`], which is above the least number of its type.
+    /// Returns [`Quantity::MIN`] for a smaller amount: an `i128` has one below it.
     fn limited(self) -> Quantity {
         Quantity { nanos: self.nanos.max(Quantity::MIN.nanos), ..self }
     }

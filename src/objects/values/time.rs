@@ -21,6 +21,7 @@ pub struct Timestamp(
     NonZeroU64,
 );
 
+/// The sign bit. Flipped, it makes the order of signed numbers that of unsigned ones.
 const SIGN: u64 = 1 << 63;
 
 /// Maps a number to a non-zero one, and keeps the order. The least number counts as the next one.
@@ -142,6 +143,8 @@ impl fmt::Display for Timestamp {
 /// There is no leap second. Upstream: `time.Parse(time.RFC3339, ...)`.
 impl FromStr for Timestamp {
     type Err = ParseTimestampError;
+    /// Refuses years with a sign or more than four digits, as Go does when it parses. They are
+    /// read only from JSON, as Go can write them.
     fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
         let has_four_digits = text.find('-') == Some(4);
         let time = if has_four_digits { parse_rfc3339(text) } else { None };

@@ -47,7 +47,7 @@ impl Upgrade {
         is_asked.then(|| Upgrade(hyper::upgrade::on(request), None))
     }
 
-    /// The same request, whose connection keeps `guard` until it is dropped.
+    /// Returns the same request, whose connection holds `guard` until the connection is dropped.
     pub fn with_guard(self, guard: Guard) -> Upgrade {
         Upgrade(self.0, Some(guard))
     }

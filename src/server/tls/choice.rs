@@ -96,8 +96,8 @@ fn own_names(cert: &CertificateDer<'_>) -> Vec<String> {
     common.into_iter().chain(parsed.dns_names()).collect()
 }
 
-/// Returns whether a common name is a domain, with or without a wildcard. An address has the syntax
-/// of one.
+/// Returns whether a common name is a domain, with or without a wildcard. An IP address is not one,
+/// though it has the same syntax.
 fn is_domain(name: &str) -> bool {
     let domain = name.strip_prefix("*.").unwrap_or(name);
     name == "*" || (parse_ip(name).is_none() && is_dns1123_subdomain(domain))

@@ -138,6 +138,7 @@ impl NodeController {
         Ok(())
     }
 
+    /// Observes how long ago the Node was created.
     fn observe_age(&self, metric: &Histogram, node: &Node) {
         if let Some(created) = node.meta.creation_timestamp {
             metric.observe(self.clock.now().duration_since(created).as_secs_f64());

@@ -31,6 +31,7 @@ use crate::provider::{self, Cloud, LoadBalancer};
 
 /// A Service that needs to be cleaned up is queued again after this time.
 const SERVICE_SYNC_PERIOD: Duration = Duration::from_secs(30);
+/// The delays of retries, which double. Upstream: `minRetryDelay`, `maxRetryDelay`.
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(5);
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(300);
 /// The only key of the queue of node syncs: each concerns all Services.

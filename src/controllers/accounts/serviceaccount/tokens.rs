@@ -19,6 +19,8 @@ use crate::controllers::{Controller, Error, Next, QueuePolicy, SyncResult};
 use crate::jwt::{LegacyClaims, Signer};
 use crate::objects::{Istr, ObjectKey, ServiceAccount, TokenSecret, Uid, from_json};
 
+/// How often a key is retried before it is given up. Upstream:
+/// `TokensControllerOptions.MaxRetries`.
 const MAX_RETRIES: u32 = 10;
 /// The number of attempts to remove a reference, and the least time between two of them, which a
 /// random factor up to doubles. Upstream: `RemoveTokenBackoff`.
@@ -183,7 +185,8 @@ impl Tokens {
         }
     }
 
-    /// Deletes the Secret with this uid; succeeds if it is gone already.
+    /// Deletes the Secret with this uid; succeeds if it is gone already, or if another Secret has
+    /// its name.
     async fn delete(&self, key: &ObjectKey, uid: &Uid) -> client::Result<()> {
         match self.client.delete::<TokenSecret>(key, Delete::new().uid(uid.clone())).await {
             Err(error) if error.is_not_found() || error.is_conflict() => Ok(()),
@@ -191,7 +194,8 @@ impl Tokens {
         }
     }
 
-    /// Adds the missing data to the live Secret, if it is of the cached version.
+    /// Adds the missing data to the live Secret, if it is of the cached version. Data that cannot
+    /// be made is a terminal error.
     async fn fill(&self, account: &ServiceAccount, cached: &TokenSecret) -> SyncResult {
         if !self.token_data.is_incomplete(cached) {
             return Ok(Next::Done);
@@ -269,8 +273,9 @@ impl TokenData {
         self.lacks_root_ca(secret) || !data.has_namespace || !data.has_token
     }
 
-    /// Adds the missing data to `live`, if it is a Secret of this version. Returns `false` if
-    /// nothing is missing, or it has changed.
+    /// Adds the missing data to `live`, if it is a Secret of this version, and names its account in
+    /// the annotations. Returns `false` if nothing is missing, or it has changed. `Err`: the Secret
+    /// does not decode, or the token cannot be signed.
     fn add_missing(
         &self,
         live: &mut Value,

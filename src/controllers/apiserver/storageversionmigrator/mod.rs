@@ -144,8 +144,9 @@ fn with_progress(
     status
 }
 
-/// Returns `status` with a true condition of this type; an existing one that is True or False stays
-/// as it is.
+/// Returns `status` with a true condition of this type added, unless it has one that is True or
+/// False: a False one is of a phase that has ended. One that is Unknown, which nothing here writes,
+/// stays beside the new one, as upstream.
 /// Upstream: `setStatusConditions`.
 fn with_condition(
     status: &StorageVersionMigrationStatus,

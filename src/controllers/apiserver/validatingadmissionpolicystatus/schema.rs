@@ -125,7 +125,8 @@ fn schema_only<'de, D: Deserializer<'de>>(input: D) -> Result<Option<Arc<Schema>
 }
 
 impl Schema {
-    /// Returns the name of the schema that this one refers to, if it does.
+    /// Returns the name of the schema that this one refers to, itself or in `allOf`, as documents
+    /// write a reference that has a description.
     fn reference(&self) -> Option<&str> {
         let wrapped = self.all_of.iter().find_map(|reference| reference.to.as_deref());
         let path = self.reference.as_deref().or(wrapped)?;

@@ -215,7 +215,9 @@ fn encoding_error(error: der::Error) -> String {
     format!("failed to encode certificate: {error}")
 }
 
-/// Returns the first and the last moment of a certificate. Fails if the authority has expired.
+/// Returns the first and the last moment of a certificate: it begins [`BACKDATE`] ago. A lifetime
+/// counts from then, or from now if it is below [`SHORT_LIFETIME`], and ends with the authority's.
+/// Fails if the authority has expired.
 /// Upstream: `PermissiveSigningPolicy.apply`.
 fn validity(
     template: &Template<'_>,

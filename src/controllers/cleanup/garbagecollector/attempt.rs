@@ -307,7 +307,7 @@ impl GarbageCollector {
         }
     }
 
-    /// Sets `blockOwnerDeletion` to false in all owner references of an object.
+    /// Sets `blockOwnerDeletion` to false in the owner references of an object that block.
     async fn unblock_owners(&self, item: &Identity, live: &Meta) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let blocks = |owner: &&OwnerReference| owner.block_owner_deletion == Some(true);
@@ -321,6 +321,7 @@ impl GarbageCollector {
         let answer = verbs.patch::<PartialObjectMetadata>(&key, &Patch::StrategicMerge(body)).await;
         match answer {
             Err(error) if error.code() == Some(UNSUPPORTED_MEDIA_TYPE) => {
+                // As upstream, also in the references that do not block.
                 self.replace_owners(&verbs, &key, item, |owner| {
                     Some(OwnerReference { block_owner_deletion: Some(false), ..owner.clone() })
                 })
@@ -353,11 +354,12 @@ impl GarbageCollector {
         Ok(())
     }
 
-    /// Removes a finalizer from an object. Succeeds if the object or the finalizer is gone.
+    /// Removes a finalizer from an object, with retries after conflicts. Succeeds if the object or
+    /// the finalizer is gone.
     async fn remove_finalizer(&self, item: &Identity, finalizer: &str) -> Result<(), Error> {
         let Some((verbs, key)) = self.verbs_and_key(item).await? else { return Ok(()) };
         let mut wait = FIRST_BACKOFF;
-        for _ in 0..ATTEMPTS {
+        for attempt in 1..=ATTEMPTS {
             let live = match verbs.get::<PartialObjectMetadata>(&key).await {
                 Err(error) if error.is_not_found() => return Ok(()),
                 live => live?.meta,
@@ -371,6 +373,7 @@ impl GarbageCollector {
                 "resourceVersion": live.resource_version.to_string(), "finalizers": remaining,
             }});
             match verbs.patch::<PartialObjectMetadata>(&key, &Patch::Merge(body)).await {
+                Err(error) if error.is_conflict() && attempt == ATTEMPTS => break,
                 Err(error) if error.is_conflict() => self.clock.sleep(wait).await,
                 Err(error) if error.is_not_found() => return Ok(()),
                 answer => return answer.map(drop).map_err(Error::from),

@@ -283,7 +283,8 @@ impl Graph {
         }
     }
 
-    /// Removes an object whose deletion a watch has shown.
+    /// Removes an object whose deletion a watch has shown, and remembers that it is gone. A virtual
+    /// node gets the shown identity before.
     pub fn handle_deletion(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         self.deleted.insert(identity.uid.clone());
         let Some(node) = self.nodes.get(&identity.uid) else { return };
@@ -329,7 +330,8 @@ impl Graph {
         }
     }
 
-    /// Removes the node, and queues its dependents and the owners that wait for its deletion.
+    /// Removes the node, and queues its dependents and the owners that wait for its deletion. Its
+    /// dependents find it among the absent objects from now on.
     fn remove(&mut self, identity: &Identity, emit: &mut dyn FnMut(Effect)) {
         let Some(node) = self.nodes.remove(&identity.uid) else { return };
         for owner in node.owners() {

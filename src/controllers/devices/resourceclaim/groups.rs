@@ -32,7 +32,8 @@ fn claim_names(group: &PodGroup) -> impl Iterator<Item = ClaimName<'_>> {
 }
 
 impl ResourceClaims {
-    /// Queues the claims of a deleted PodGroup, and its pods.
+    /// Records that a PodGroup is gone, and queues its claims and its pods. Does nothing if it has
+    /// no claims.
     pub(super) fn group_deleted(&self, group: &PodGroup, queue: &Queue<Key>) {
         if group.spec.resource_claims.is_empty() {
             return;
@@ -44,7 +45,8 @@ impl ResourceClaims {
         self.queue_members(group, queue);
     }
 
-    /// Queues the PodGroup if a claim of it is missing, and its pods.
+    /// Queues the PodGroup if a claim of it is missing, and its pods. Does nothing if it has no
+    /// claims.
     pub(super) fn group_changed(&self, group: &PodGroup, queue: &Queue<Key>) {
         if group.spec.resource_claims.is_empty() {
             return;
@@ -74,7 +76,8 @@ impl ResourceClaims {
         })
     }
 
-    /// Creates the missing claims of a PodGroup, and writes their names into its status.
+    /// Creates the missing claims of a PodGroup, and writes their names into its status. A claim
+    /// that cannot be made ends the sync, with an event.
     pub(super) async fn sync_group(&self, key: &ObjectKey) -> SyncResult {
         let group = self.groups.as_ref().and_then(|groups| groups.get(key));
         let Some(group) = group.filter(|group| !group.meta.is_being_deleted()) else {
@@ -119,7 +122,7 @@ impl ResourceClaims {
         group: &PodGroup,
         entry: &PodResourceClaim,
     ) -> Result<Option<ArcStr>, Error> {
-        // A PodGroup has at most four entries.
+        // Indexed again for each entry: a PodGroup has at most four.
         let name =
             ClaimName::resolve(entry, &statuses_by_entry(&group.status.resource_claim_statuses));
         match name {

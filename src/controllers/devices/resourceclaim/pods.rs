@@ -38,7 +38,7 @@ pub(super) fn is_done(pod: &Pod) -> bool {
 }
 
 impl ResourceClaims {
-    /// Queues the claims of a deleted pod.
+    /// Records that a pod with claims is gone, and queues the claims.
     pub(super) fn pod_deleted(&self, pod: &Pod, queue: &Queue<Key>) {
         if has_claims(pod) {
             self.deleted.add(&pod.meta.uid);
@@ -119,7 +119,7 @@ impl ResourceClaims {
     }
 
     /// Creates the pod's missing claims, writes their names into its status, and reserves them if
-    /// the pod has a node.
+    /// the pod has a node. A claim that cannot be made ends the sync, with an event.
     pub(super) async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         let pod = self.pods.get(key);
         let Some(pod) = pod.filter(|pod| !pod.meta.is_being_deleted() && !is_done(pod)) else {

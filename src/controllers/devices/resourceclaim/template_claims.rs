@@ -80,7 +80,8 @@ impl ClaimCreator {
         unseen
     }
 
-    /// Creates the claim of an entry from its template, and returns the claim's name.
+    /// Creates the claim of an entry from its template, and returns the claim's name. The claim is
+    /// remembered until the cache shows it.
     pub async fn create(
         &self,
         owner_meta: &Meta,

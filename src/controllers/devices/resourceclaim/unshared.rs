@@ -43,7 +43,7 @@ impl UnsharedClaims {
         }
     }
 
-    /// Checks that a claim may be made for this entry of the pod.
+    /// Checks that a claim may be made for this entry of the pod; always so without a PodGroup.
     ///
     /// # Errors
     /// The entry is that of the PodGroup, or the PodGroup is not known.

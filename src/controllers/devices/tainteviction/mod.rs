@@ -100,6 +100,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let handler = this.clone();
     let mut taints = HashMap::new();
     c.watch(&slices, &queue, move |change, _| {
+        // The slice may have moved from one pool to another.
         if let Change::Updated { old, .. } = &change {
             handler.pool_changed(old, &mut taints);
         }
@@ -296,7 +297,7 @@ impl TaintEviction {
     }
 
     /// Evicts the pod if it is due, else sets a timer for its eviction, or cancels that if no taint
-    /// asks for it.
+    /// asks for it. A pod that was evicted before needs nothing more.
     async fn sync_pod(&self, id: ObjectId) -> SyncResult {
         let pod = self.pods.get(&id.key).filter(|pod| pod.meta.uid == id.uid);
         let eviction = pod.as_ref().and_then(|pod| self.pod_eviction(pod, &self.evicting_rules()));

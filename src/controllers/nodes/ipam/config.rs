@@ -3,6 +3,8 @@
 use super::cidr::Cidr;
 use crate::options::Options;
 
+/// The lengths of the prefixes of nodes' ranges where no flag sets them. Upstream:
+/// `defaultNodeMaskCIDRIPv4`, `defaultNodeMaskCIDRIPv6`.
 const DEFAULT_V4: i32 = 24;
 const DEFAULT_V6: i32 = 64;
 
@@ -82,8 +84,8 @@ fn parse_cluster_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     Ok(cidrs)
 }
 
-/// Parses the ranges of services, at most one of each family. A malformed one is skipped with a
-/// warning, as upstream.
+/// Parses the first two ranges of services, which must be of different families; further ones are
+/// ignored. A malformed one is skipped with a warning, as upstream.
 fn parse_service_cidrs(list: &str) -> Result<Vec<Cidr>, String> {
     let mut cidrs = Vec::new();
     for text in list.split(',').take(2).filter(|text| !text.trim().is_empty()) {

@@ -33,9 +33,9 @@ const RETRY_DELAY: Duration = Duration::from_millis(20);
 /// A node with this label does not count in its zone.
 const NOT_COUNTED: &str = "node.kubernetes.io/exclude-disruption";
 
+/// How many nodes of each zone are ready and not ready, in one pass.
 type Counts = HashMap<Istr, Count>;
 
-/// The nodes of each zone in a pass.
 impl NodeLifecycle {
     /// Observes all nodes once, writes the conditions of silent ones, and adapts the rates of the
     /// zones.
@@ -337,8 +337,8 @@ impl NodeLifecycle {
         }
     }
 
-    /// Marks the pods of a node as not ready if that is due. Returns whether it failed for some of
-    /// them.
+    /// Marks the pods of a node as not ready if that is due, with an event if the node was lost in
+    /// this pass. Returns whether it failed for some of them.
     async fn process_pods(&self, node: &Node, observation: &NodeObservation) -> bool {
         let name = &node.meta.name;
         let unmarked = self.state.lock().known.get(name).map(|known| known.unmarked);
@@ -414,7 +414,8 @@ impl NodeLifecycle {
         self.client.get::<Node>(&node.meta.key()).await.map_or(node, Arc::new)
     }
 
-    /// Sets the rates of the zones, and their metrics. Stops evictions while no node is ready.
+    /// Sets the rates of the zones, and their metrics. Stops evictions while no node is ready: all
+    /// nodes lose their eviction taints then, and count as just seen when evictions resume.
     /// Upstream: `handleDisruption`.
     async fn handle_disruption(self: &Arc<Self>, counts: &Counts, nodes: &[Arc<Node>]) {
         let disruption = {

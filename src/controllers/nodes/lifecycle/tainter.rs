@@ -8,6 +8,7 @@ use crate::clock::SharedClock;
 use crate::objects::ArcStr;
 use crate::workqueue::TokenBucket;
 
+/// Upstream: `scheduler.EvictionRateLimiterBurst`.
 const BURST: u32 = 1;
 
 /// When a node is due, and a number that keeps the order of those that are due together.
@@ -73,8 +74,8 @@ impl Tainter {
         self.members.contains_key(node)
     }
 
-    /// Returns the first node that is due, for a token of the rate. It stays the first until
-    /// [`finish`](Tainter::finish), `retry` or `remove`.
+    /// Returns the first node that is due, for a token of the rate; `Idle` also while the rate is
+    /// zero. The node stays the first until [`finish`](Tainter::finish), `retry` or `remove`.
     pub fn next(&mut self, now: Duration) -> NextNode {
         let Some((&(due, _), node)) = self.waiting.first_key_value() else { return NextNode::Idle };
         let Some(token_in) = self.limiter.next_in() else { return NextNode::Idle };

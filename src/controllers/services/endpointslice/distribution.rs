@@ -33,7 +33,8 @@ pub fn set_hints(plan: &mut Plan, near: Near) {
     }
 }
 
-/// Returns the hints of `near` for an endpoint; `None` if it has no zone or node.
+/// Returns the hints of `near` for an endpoint: its zone, and for [`Near::Node`] its node too.
+/// `None` if it has neither.
 fn desired_hints(endpoint: &Endpoint, near: Near) -> Option<EndpointHints> {
     let hint = |name: Option<&Istr>| name.map(|name| Hint { name: name.clone() });
     let for_nodes = endpoint.node_name.as_ref().filter(|_| near == Near::Node);

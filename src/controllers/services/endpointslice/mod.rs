@@ -27,6 +27,7 @@ use crate::objects::{EndpointSlice, Node, ObjectKey, Pod, Service};
 /// The controller's name in the label of its slices. Upstream: `ControllerName`.
 const MANAGER: &str = "endpointslice-controller.k8s.io";
 
+/// The longest delay of a retry. Upstream: `maxSyncBackOff`.
 const MAX_BACKOFF: Duration = Duration::from_secs(1000);
 
 struct EndpointSlices {

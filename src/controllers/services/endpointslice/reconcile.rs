@@ -138,7 +138,7 @@ impl Reconciler {
         (groups, errors)
     }
 
-    /// Plans which slices are to hold `groups`, without hints.
+    /// Plans which slices are to hold `groups`, without hints, and records the numbers in metrics.
     /// Upstream: `reconcileByAddressType`.
     fn plan(
         &self,

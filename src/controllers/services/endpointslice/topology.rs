@@ -101,7 +101,8 @@ impl TopologyCache {
         self.state().populated.contains(service)
     }
 
-    /// Forgets the hints of a Service for one address type.
+    /// Forgets the hints of a Service for one address type. The next hints that it gets are
+    /// reported by an event again.
     pub fn remove_hints(&self, service: &ObjectKey, address_type: &str) {
         let mut state = self.state();
         if let Some(types) = state.hinted.get_mut(service) {

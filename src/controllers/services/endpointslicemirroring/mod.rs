@@ -24,6 +24,7 @@ const MANAGER: &str = "endpointslicemirroring-controller.k8s.io";
 /// Upstream: `discovery.LabelSkipMirror`.
 const SKIP_MIRROR: &str = "endpointslice.kubernetes.io/skip-mirror";
 
+/// The longest delay of a retry. Upstream: `maxSyncBackOff`.
 const MAX_BACKOFF: Duration = Duration::from_secs(100);
 
 struct Mirroring {

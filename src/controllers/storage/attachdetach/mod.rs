@@ -299,7 +299,8 @@ impl AttachDetach {
         }
     }
 
-    /// Fills the state of world from nodes, VolumeAttachments and pods, once at the start.
+    /// Fills the state of world from nodes, VolumeAttachments and pods, once at the start; then
+    /// queues all volumes and nodes, and opens `populated`.
     /// Upstream: `populateActualStateOfWorld`, `populateDesiredStateOfWorld`.
     fn populate(&self) {
         let mut world = self.world.lock();
@@ -381,7 +382,7 @@ impl AttachDetach {
     }
 
     /// Adds the volumes that the pod wants to the state of world, or forgets them if the pod has
-    /// ended.
+    /// ended. Is repeated later while a FlexVolume driver of the pod is missing.
     async fn sync_pod(&self, key: &ObjectKey) -> SyncResult {
         match self.pods.get(key) {
             Some(pod) if !pod.spec.node_name.is_empty() => {

@@ -51,7 +51,8 @@ impl AttachDetach {
         }
     }
 
-    /// Plans the acts for a volume, from the state of the world and the caches now.
+    /// Plans the acts for a volume from the state of the world and the caches now, records them as
+    /// begun in the world, and queues the nodes whose report has changed.
     fn decide(&self, name: &Istr) -> Plan {
         let observed = Observed {
             seen: self.attachments.last_seen_version(),

@@ -167,7 +167,8 @@ impl StateOfWorld {
         plan
     }
 
-    /// Ends the operations whose driver has answered.
+    /// Ends the operations whose driver has answered or is too late, and sets the time of the next
+    /// check of the others.
     fn take_answers(&mut self, name: &Istr, observed: &Observed<'_>, plan: &mut Plan) {
         let Some(volume) = self.volumes.get(name) else { return };
         let mut answers = Vec::new();

@@ -30,8 +30,8 @@ impl Edit {
     }
 }
 
-/// Returns the edit that binds `volume` to `claim`; `None` if it is bound to it. Upstream:
-/// `GetBindVolumeToClaim`.
+/// Returns the edit that binds `volume` to `claim`; `None` if it is bound to it. A volume that did
+/// not name the claim is marked as bound by the controller. Upstream: `GetBindVolumeToClaim`.
 pub fn bound_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option<Edit> {
     let annotations = &volume.meta.annotations;
     let by_controller =
@@ -67,8 +67,9 @@ pub fn unbound_volume(volume: &PersistentVolume) -> Edit {
     Edit { forgets_claim_uid: true, ..Edit::default() }
 }
 
-/// Returns the edit that binds `claim` to the volume; `None` if it is bound to it. Upstream:
-/// `bindClaimToVolume`.
+/// Returns the edit that binds `claim` to the volume, and marks the binding as complete; `None` if
+/// both are so. A claim that did not name the volume is marked as bound by the controller.
+/// Upstream: `bindClaimToVolume`.
 pub fn bound_claim(claim: &PersistentVolumeClaim, volume: &str) -> Option<Edit> {
     let names_it = *claim.spec.volume_name == *volume;
     let old = &claim.meta.annotations;

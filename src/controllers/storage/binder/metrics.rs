@@ -44,6 +44,7 @@ pub struct Timestamps {
     begun: Mutex<HashMap<String, Start>>,
 }
 
+/// Which operation began, for which plugin, and when.
 struct Start {
     plugin: String,
     operation: &'static str,

@@ -89,7 +89,7 @@ impl Operations {
     }
 
     /// Records the end of an operation: forgets it after a success, and sets its delay after a
-    /// failure.
+    /// failure. Then old failures of others are dropped too.
     fn record_end(&self, name: &str, result: Result<(), Error>) {
         let now = self.clock.monotonic();
         let mut known = self.known.lock();

@@ -119,7 +119,8 @@ impl Reconcile<'_> {
     /// down.
     ///
     /// # Errors
-    /// All failures in one line, with the statuses of the metrics: nothing may be proposed.
+    /// The number of failures with the first of them, and the statuses of the metrics: nothing may
+    /// be proposed.
     pub fn propose(
         &mut self,
         results: Vec<Result<Computed, Failed>>,

@@ -28,6 +28,7 @@ pub(super) struct Backoff {
     swept_at: Duration,
 }
 
+/// The wait before the next replacement, counted from the last one.
 #[derive(Debug)]
 struct Entry {
     delay: Duration,

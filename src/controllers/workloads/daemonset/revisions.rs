@@ -82,8 +82,9 @@ impl DaemonSets {
         Ok(Arc::new(self.client.patch(&key, &Patch::Merge(patch)).await?))
     }
 
-    /// Creates the revision of the set's template. A collision of names is counted in the status,
-    /// and the sync ends with an error.
+    /// Creates the revision of the set's template, or returns the one of that name if it has the
+    /// same data. A collision with other data is counted in the status, and the sync ends with an
+    /// error.
     /// Upstream: `snapshot`.
     async fn create_revision(
         &self,

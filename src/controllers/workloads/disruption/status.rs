@@ -15,6 +15,7 @@ const DISRUPTION_ALLOWED: &str = "DisruptionAllowed";
 /// Pods whose eviction was allowed, and when.
 pub(super) type DisruptedPods = BTreeMap<Box<str>, Option<Timestamp>>;
 
+/// The pods of a budget whose eviction was allowed and that are not being deleted.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Disrupted {
     /// Not deleted yet.
@@ -59,6 +60,7 @@ pub(super) fn healthy(pods: &[Arc<Pod>], disrupted: &DisruptedPods, now: Timesta
     i32::try_from(healthy).unwrap_or(i32::MAX)
 }
 
+/// The numbers of pods that are healthy, that have to be, and that the budget covers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counts {
     pub healthy: i32,

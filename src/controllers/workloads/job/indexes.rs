@@ -12,6 +12,7 @@ pub const COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Indexes(Vec<Interval>);
 
+/// The indexes from `first` to `last`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Interval {
     first: i32,

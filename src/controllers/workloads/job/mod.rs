@@ -188,8 +188,8 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 }
 
 impl Jobs {
-    /// Queues a Job that was added, changed or deleted. Upstream: `addJob`, `updateJob`,
-    /// `deleteJob`.
+    /// Queues a Job that was added, changed or deleted. A deleted one loses its records, and its
+    /// pods are queued as orphans. Upstream: `addJob`, `updateJob`, `deleteJob`.
     fn job_changed(&self, change: &Change<'_, Job>) {
         match change {
             Change::Added { new, .. } => {
@@ -235,6 +235,7 @@ impl Jobs {
             self.queue.add_after(key, left);
         }
     }
+
     fn now(&self) -> Timestamp {
         self.clock.now()
     }

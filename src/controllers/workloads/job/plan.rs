@@ -36,6 +36,7 @@ pub struct Wanted {
     pub failures: Option<IndexFailures>,
 }
 
+/// The failures of an index that count towards its back-off limit, and those that do not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IndexFailures {
     pub counted: i32,

@@ -17,6 +17,7 @@ pub struct Released {
     state: Mutex<State>,
 }
 
+/// The pods by Job, recorded in this history of the cache.
 #[derive(Default)]
 struct State {
     history: u64,

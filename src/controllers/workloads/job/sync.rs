@@ -187,7 +187,8 @@ impl Jobs {
         Ok(())
     }
 
-    /// Writes the last status of a sync. `finished`: it ends the Job.
+    /// Writes the last status of a sync. `finished`: it ends the Job, of which no sync begins after
+    /// that, and whose records are dropped.
     async fn write_end(
         &self,
         key: &ObjectKey,

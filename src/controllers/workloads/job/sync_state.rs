@@ -39,6 +39,8 @@ pub struct SyncState {
     pub ending: Option<JobCondition>,
 }
 
+/// The pods that have ended and that the numbers in the status do not include yet.
+/// Upstream: `UncountedTerminatedPods`.
 #[derive(Default)]
 struct Uncounted {
     succeeded: HashSet<Uid>,

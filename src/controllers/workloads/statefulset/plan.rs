@@ -143,7 +143,7 @@ pub fn is_parallel(set: &StatefulSet) -> bool {
     set.spec.pod_management_policy == "Parallel"
 }
 
-/// Upstream: `isRunningAndReady`.
+/// Returns whether the pod is running and ready. Upstream: `isRunningAndReady`.
 pub fn is_running_and_ready(pod: &Pod) -> bool {
     pod.status.phase == PodPhase::Running && pod.is_ready()
 }
@@ -185,7 +185,7 @@ impl PlanInput<'_> {
         pod.is_available(self.set.spec.min_ready_seconds, self.now)
     }
 
-    /// Upstream: `isUnavailable`.
+    /// Returns whether the pod is not available, or is being deleted. Upstream: `isUnavailable`.
     fn is_unavailable(&self, pod: &Pod) -> bool {
         !self.is_available(pod) || pod.meta.is_being_deleted()
     }

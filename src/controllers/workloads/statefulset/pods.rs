@@ -53,7 +53,8 @@ impl StatefulSets {
         }
     }
 
-    /// Creates the pod of an ordinal, and its missing claims before it.
+    /// Creates the pod of an ordinal, and its missing claims before it; then sets the owners of the
+    /// claims.
     /// Upstream: `CreateStatefulPod`.
     async fn create_pod(
         &self,

@@ -13,6 +13,7 @@ pub struct Owners<'a> {
     wanted: Wanted,
 }
 
+/// An object that may own the claim.
 struct Candidate<'a> {
     api_version: &'static str,
     kind: &'static str,

@@ -55,7 +55,8 @@ struct Done {
 }
 
 impl StatefulSets {
-    /// Claims the pods and revisions of a set, carries out its plan, and writes its status.
+    /// Claims the pods and revisions of a set, carries out its plan, writes its status, and deletes
+    /// old revisions.
     /// Upstream: `sync`, `syncStatefulSet`.
     pub(super) async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         self.consistency.start_sync(&key, &STALE_SYNC_SKIPS)?;
