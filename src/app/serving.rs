@@ -142,9 +142,9 @@ fn never_cached(inner: Handler) -> Handler {
     })
 }
 
-/// Binds the secure port: on every interface of both families if `--bind-address` is unspecified
-/// (of IPv6 alone if `net.ipv6.bindv6only` is set). If that cannot be bound, as where the kernel
-/// lacks IPv6, the address itself is bound; a port in use is an error at once.
+/// Binds the secure port: on every interface of both families if `--bind-address` is unspecified.
+/// If that cannot be bound, as where the kernel lacks IPv6, the address itself is bound; a port in
+/// use is an error at once.
 fn listen(options: &Options) -> Result<TcpListener, String> {
     let port = u16::try_from(options.secure_port).unwrap_or_default();
     let address = SocketAddr::new(options.bind_address, port);
@@ -167,15 +167,16 @@ fn listen(options: &Options) -> Result<TcpListener, String> {
 /// Binds `address`. With `is_shared` (`SO_REUSEPORT`), other processes that share it may bind it
 /// too.
 fn bind(address: SocketAddr, is_shared: bool) -> std::io::Result<TcpListener> {
-    if !is_shared {
-        return TcpListener::bind(address);
-    }
     let family =
         if address.is_ipv4() { net::AddressFamily::INET } else { net::AddressFamily::INET6 };
     let flags = net::SocketFlags::CLOEXEC;
     let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
     net::sockopt::set_socket_reuseaddr(&socket, true)?;
-    net::sockopt::set_socket_reuseport(&socket, true)?;
+    net::sockopt::set_socket_reuseport(&socket, is_shared)?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        // Also where the machine's default is IPv6 alone.
+        net::sockopt::set_ipv6_v6only(&socket, false)?;
+    }
     net::bind(&socket, &address)?;
     net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
