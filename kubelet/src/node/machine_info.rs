@@ -28,8 +28,9 @@ impl MachineInfo {
         MachineInfo::below(Path::new("/"))
     }
 
-    /// Reads what is known of the machine from the files below `root`. A file that cannot be read
-    /// leaves its part empty.
+    /// Reads this machine: the CPUs, page sizes and kernel from the running system, all else from
+    /// files below `root`. A file that cannot be read leaves its part empty (`os_image`:
+    /// "Unknown").
     fn below(root: &Path) -> MachineInfo {
         let read = |file: &str| fs::read_to_string(root.join(file));
         let memory = read("proc/meminfo").unwrap_or_default();

@@ -489,17 +489,20 @@ impl Inner {
     }
 
     /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and
-    /// lets the pods whose volumes wait for them be synced again.
+    /// lets the pods whose volumes wait for such a change be synced again. A driver that comes or
+    /// goes also ends all back-offs: then every pod with missing volumes, and every one whose end
+    /// failed, is synced again.
     async fn wake(&self) {
-        let mut changes = self.drivers.changes();
+        let mut seen_changes = self.drivers.changes();
         loop {
             let (node, drivers) = (self.own.changed(), self.drivers.changed());
             let reported = self.in_use.reported();
-            // Several may have changed: which of them has ended the wait does not matter.
+            // Several may have changed, so all pods that wait are woken. Changes of drivers have a
+            // number by which they are recognized.
             self.sync_again(|pod| pod.waits);
-            let now = self.drivers.changes();
-            if now != changes {
-                changes = now;
+            let changes = self.drivers.changes();
+            if changes != seen_changes {
+                seen_changes = changes;
                 let stuck = {
                     let mut state = self.state.lock();
                     let volumes = state.pods.values_mut().flat_map(|pod| pod.volumes.values_mut());

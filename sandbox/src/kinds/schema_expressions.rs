@@ -198,7 +198,12 @@ fn refusal_cause(rule: &Value, path: String, value: &Value, detail: &str) -> Cau
     match text(rule, "/reason") {
         "FieldValueForbidden" => forbidden(path, detail),
         "FieldValueRequired" => required(path, detail),
-        "FieldValueDuplicate" => duplicate(path, if is_plain { value } else { &Value::Null }),
+        "FieldValueDuplicate" if is_plain => duplicate(path, value),
+        "FieldValueDuplicate" => Cause {
+            reason: "FieldValueDuplicate",
+            message: "Duplicate value".to_owned(),
+            field: path,
+        },
         _ if is_plain => invalid(path, value, detail),
         _ => Cause {
             reason: "FieldValueInvalid",

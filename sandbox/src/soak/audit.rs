@@ -147,7 +147,8 @@ async fn with_whole_body(mut response: Response) -> Response {
     response
 }
 
-/// Returns the holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
+/// Returns the holder of the managers' lease in JSON or protobuf; `None` if it is another lease or
+/// cannot be decoded.
 fn holder(lease: &[u8]) -> Option<String> {
     let lease: Value =
         serde_json::from_slice(lease).ok().or_else(|| protobuf::decode(lease).ok())?;

@@ -8,7 +8,8 @@ use super::{Change, Check, Groups, Verdict, at_most_one, controller, has_conditi
 use crate::object::text;
 use kube_controller_manager::objects::Timestamp;
 
-/// No volume that one node may use is attached to two nodes.
+/// No volume is attached to two nodes at a time. This holds for all volumes, since those of the
+/// soak are `ReadWriteOnce`.
 #[derive(Default)]
 pub struct Attached(Groups);
 
@@ -17,7 +18,7 @@ impl Check for Attached {
         "no volume attached twice"
     }
 
-    /// Judges each new attachment: the volume may have no other one.
+    /// Judges each attachment that becomes attached: its volume may have no other one.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "volumeattachments.storage.k8s.io" {
             return Verdict::Unrelated;
