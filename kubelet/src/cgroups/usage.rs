@@ -71,7 +71,8 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
     Usage { cpu_nanos, memory, swap, swap_available, processes }
 }
 
-/// Returns the memory of the machine, which has `memory_bytes`. Blocks for a moment.
+/// Returns the memory of the machine, which has `memory_bytes`; its limit leaves out what is set
+/// aside for huge pages. Blocks for a moment.
 pub fn machine_memory(hierarchy: &Hierarchy, memory_bytes: u64) -> Memory {
     let memory = read(hierarchy, "/").memory.unwrap_or_else(|| {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();

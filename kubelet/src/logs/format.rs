@@ -277,6 +277,7 @@ impl Decoder {
             return &[];
         };
         self.state = State::Head;
+        // As upstream: an empty part ends its line.
         self.is_new_line = !is_partial || is_empty;
         if let Some(lines) = &mut self.lines {
             *lines -= 1;
