@@ -115,8 +115,8 @@ fn set_deletion(object: &mut Value, due: Timestamp, grace: i64) {
     }
 }
 
-/// Returns the grace period in seconds of a delete, or `None` for a kind that is deleted at once.
-/// Upstream: `podStrategy.CheckGracefulDelete`.
+/// Returns the grace period in seconds of a delete, or `None` for a kind that is deleted at once. A
+/// pod's negative period counts as 1. Upstream: `podStrategy.CheckGracefulDelete`.
 fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
     let own = (kind.default_grace)(object);
     if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {

@@ -106,8 +106,8 @@ impl Subject {
 }
 
 impl Binding {
-    /// Describes the binding and the subject by which it applies to `user`. Upstream:
-    /// `describeSubject` and the describers of bindings.
+    /// Describes the binding and the subject by which it applies to `user`. As upstream, names come
+    /// before their namespaces. Upstream: `describeSubject` and the describers of bindings.
     fn described(&self, user: &User) -> String {
         let subject = self.subjects.iter().find(|subject| subject.includes(user));
         let subject = subject.map_or_else(String::new, |Subject { kind, name, namespace }| {
