@@ -123,8 +123,8 @@ pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
     }
 }
 
-/// Encodes a `continue` token as upstream's: the list at `version` continues behind the key `after`,
-/// at the least key that is greater, which has a zero byte more.
+/// Encodes a `continue` token as upstream's: the list at `version` continues behind the key
+/// `after`, at the least key that is greater, which has a zero byte more.
 pub fn encode_continue(version: i64, after: &str) -> String {
     URL_SAFE_NO_PAD.encode(
         json!({ "v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\0") }).to_string(),

@@ -239,8 +239,8 @@ fn first_subnet(api: &Api) -> ApiResult<()> {
     set_conditions(api, GROUP, "servicecidrs", "kubernetes", ready)
 }
 
-/// Replaces the conditions of a cluster-scoped object with this one. Does nothing if the kind is not
-/// served.
+/// Replaces the conditions of a cluster-scoped object with this one. Does nothing if the kind is
+/// not served.
 fn set_conditions(
     api: &Api,
     group: &str,

@@ -208,7 +208,8 @@ pub fn prepare_namespace(namespace: &mut Value) {
     fill(object(namespace, "spec"), "finalizers", json!(["kubernetes"]));
 }
 
-/// Keeps the finalizers: only the subresource `finalize` changes them.
+/// Keeps the specification, which is the finalizers: only the subresource `finalize` changes them.
+/// Keeps the status too.
 pub fn prepare_namespace_update(new: &mut Value, old: &Value) {
     super::json::restore(new, old, "spec");
     super::workloads::keep_status(new, old);

@@ -167,7 +167,8 @@ impl Run {
         }
     }
 
-    /// Adds up the statuses of all Deployments, from the cache if there is one, else from a list.
+    /// Adds up the statuses of all Deployments, from the cache if there is one, else from a list of
+    /// the load's one namespace.
     pub(super) async fn sum(&self) -> Result<Sum> {
         let all = match &self.seen {
             Some(seen) => seen.deployments(),

@@ -105,7 +105,8 @@ impl Managers {
         &self.seats
     }
 
-    /// Starts managers that have ended. Returns the ends that no fault explains.
+    /// Starts managers that have ended, a while after their end, and notes the memory of those that
+    /// run. Returns the ends that no fault explains.
     pub fn restart_ended(&mut self) -> Result<Vec<String>> {
         let now = self.clock.monotonic();
         let mut unexplained = Vec::new();

@@ -66,7 +66,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Returns the pods of a namespace that count.
+    /// Returns how many pods of a namespace count against its quota.
     fn count(&self, namespace: &str, now: Timestamp) -> u64 {
         let is_stuck = |(of, until): &&(String, i64)| of == namespace && *until <= now.as_secs();
         (self.pods.size(namespace) - self.leaving.values().filter(is_stuck).count()) as u64
