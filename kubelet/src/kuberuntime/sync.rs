@@ -91,8 +91,7 @@ impl Manager {
     }
 
     /// Makes the sandbox in which containers start, if need be, after it has removed the init
-    /// containers of the former one, and returns it; `None`: there is none, because the whole pod
-    /// was ended.
+    /// containers of the former one, and returns it; `None`: the whole pod was ended and has none.
     async fn ensure_sandbox(
         &self,
         pod: &Arc<Pod>,

@@ -73,7 +73,7 @@ fn pretty_name(os_release: &str) -> String {
     name.map_or_else(|| "Linux".to_owned(), |name| name.trim_matches(['"', '\'']).to_owned())
 }
 
-/// Returns the value of a line `NAME VALUE kB`; 0: there is none.
+/// Returns the value of a line `NAME VALUE kB`; 0 without such a line.
 fn kib(meminfo: &str, name: &str) -> i64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse().ok());

@@ -47,8 +47,9 @@ fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
 }
 
 /// Adds what the object uses to the usage in the quota's status, and returns the sums of the
-/// resources that change. Returns `None` when the quota does not count the object. A quota without
-/// a status limits nothing yet. Errors: 403. Upstream: `CheckRequest`.
+/// resources that change. Returns `None` when the quota does not count the object, or the object
+/// uses nothing of it. A quota without a status limits nothing yet. Errors: 403. Upstream:
+/// `CheckRequest`.
 pub fn charge(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else {
         return Ok(None);

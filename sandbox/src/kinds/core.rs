@@ -62,7 +62,7 @@ fn allocate(service: &mut Value) {
         return;
     }
     if text(spec, "/clusterIP").is_empty() {
-        // 10.96.0.0/16: a million services would wrap, and no sandbox has them.
+        // 10.96.0.0/16: more than 65536 services would wrap, and no sandbox has them.
         let [_, _, high, low] = NEXT_ADDRESS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let first = text(spec, "/clusterIPs/0").to_owned();
         let address = if first.is_empty() { format!("10.96.{high}.{low}") } else { first };

@@ -305,8 +305,8 @@ impl User {
         self.seen.events.len()
     }
 
-    /// Waits for the first event from `since` on at which `done` holds, and returns its time. It is
-    /// called with each event of this round's namespace in turn.
+    /// Waits for the first event from `since` on at which `done` holds, and returns the event's
+    /// time. `done` is called with each event of this round's namespace in turn.
     async fn wait_for_event(
         &mut self,
         since: usize,

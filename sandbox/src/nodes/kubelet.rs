@@ -231,6 +231,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
             () if now < due => Step::Wait(due.duration_since(now)),
             // The object outlives its containers, so their end is reported.
             () if stays && !pod.status.is_terminal() => Step::Kill,
+            // It was removed with the grace period 0, and now only finalizers keep it.
             () if stays && grace.is_zero() => Step::Nothing,
             () => Step::Remove,
         };
@@ -241,6 +242,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
     if pod.status.phase == "Running" || !pod.status.container_statuses.is_empty() {
         return Step::Run;
     }
+    // Without a delay the pod runs at once, and its acceptance is not reported first.
     let Some(since) = pod.status.start_time.or(options.start_delay.is_zero().then_some(now)) else {
         return Step::Start;
     };

@@ -62,8 +62,9 @@ impl Audit {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Wraps a server's handler so that it records the writes of the manager in this seat. `run`
-    /// counts the processes that the seat has had.
+    /// Wraps a server's handler so that it records the writes of the manager in this seat: each
+    /// when it arrives and, unless the connection is aborted, when it is answered. `run` counts the
+    /// processes that the seat has had.
     pub fn wrap(
         self: &Arc<Self>,
         seat: usize,
