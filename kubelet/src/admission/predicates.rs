@@ -118,6 +118,7 @@ struct HostPort<'a> {
 }
 
 impl HostPort<'_> {
+    /// Returns whether both are one port of one address, or of one that stands for all addresses.
     fn conflicts(&self, other: &HostPort<'_>) -> bool {
         let is_any = self.ip == ANY_ADDRESS || other.ip == ANY_ADDRESS;
         (self.protocol, self.port) == (other.protocol, other.port)

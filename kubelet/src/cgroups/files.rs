@@ -287,6 +287,7 @@ fn inherit_cpuset(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes a setting. Its error names the file and the content, as the kernel does not.
 pub(super) fn write(file: &Path, content: &str) -> io::Result<()> {
     fs::write(file, content).map_err(|error| {
         io::Error::new(error.kind(), format!("{}: {content:?}: {error}", file.display()))

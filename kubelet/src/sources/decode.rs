@@ -189,6 +189,7 @@ impl Default for Fnv128 {
 impl Fnv128 {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
+            // The prime of FNV with 128 bits.
             self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul((1 << 88) + 0x13b);
         }
     }

@@ -195,6 +195,7 @@ pub fn update_service(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Labels a namespace with its name, and drops nulls.
 pub fn default_namespace(namespace: &mut Value) {
     drop_nulls(namespace);
     let name = text(namespace, "/metadata/name").to_owned();
@@ -483,6 +484,8 @@ pub fn default_volume(volume: &mut Value) {
     }
 }
 
+/// Prepares a new volume for storage: it is pending since its creation, and has the finalizer that
+/// protects a volume in use.
 pub fn prepare_volume(volume: &mut Value) {
     set_pending(volume);
     if let Some(created) = volume.pointer("/metadata/creationTimestamp").cloned() {

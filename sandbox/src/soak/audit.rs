@@ -126,6 +126,7 @@ fn resource_name(path: &ResourcePath) -> String {
     named
 }
 
+/// Returns whether a write may be of the managers' lease. A create has no name in its path.
 fn is_lease(path: &ResourcePath) -> bool {
     path.resource == "leases"
         && path.namespace == LEASE_NAMESPACE

@@ -97,6 +97,7 @@ impl Subject {
         }
     }
 
+    /// Returns the name of the user; a service account has a user name of its own form.
     fn user_name(&self) -> String {
         match self.kind.as_str() {
             "ServiceAccount" => format!("system:serviceaccount:{}:{}", self.namespace, self.name),
