@@ -170,6 +170,8 @@ impl Hierarchy {
     }
 
     /// Makes the folders of a cgroup and those above it, and appends each one that is new to `new`.
+    /// In version 1 new ones get the CPUs of their parents; in version 2 the controllers are
+    /// enabled in all parents.
     pub(super) fn make_folders(&self, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {

@@ -111,7 +111,7 @@ fn all_run(pod: &Pod) -> bool {
     statuses.is_some_and(|statuses| !statuses.is_empty() && statuses.iter().all(runs))
 }
 
-/// Returns how long those init containers have run that have ended, in all.
+/// Adds up how long the init containers have run that have ended.
 fn init_time(pod: &Pod) -> Duration {
     let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
     let times = statuses.into_iter().flatten().filter_map(|status| {

@@ -506,8 +506,8 @@ fn localhost_profile(localhost_ref: String) -> api::SecurityProfile {
     }
 }
 
-/// Returns the AppArmor profile of a container: its own, that of the old annotation, or the pod's.
-/// Upstream: `apparmor.GetProfile`.
+/// Returns the AppArmor profile of a container: its own, that of the old annotation, or the pod's;
+/// `None`: no profile is asked for. Upstream: `apparmor.GetProfile`.
 ///
 /// # Errors
 /// When the profile is of no known type.

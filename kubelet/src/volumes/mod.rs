@@ -231,7 +231,7 @@ pub fn mounts(
 /// Builds the devices of a container from its volumes of blocks. Upstream: `makeBlockVolumes`.
 ///
 /// # Errors
-/// A volume is no device.
+/// A volume is not set up, or is no device.
 pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::Device>, Error> {
     let device = |device: &core::VolumeDevice| {
         let volume = mounted.get(&device.name).filter(|volume| volume.is_device);
