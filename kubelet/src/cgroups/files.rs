@@ -108,7 +108,8 @@ impl Hierarchy {
         matches!(self, Hierarchy::V2 { .. })
     }
 
-    /// Returns the folder of a cgroup that has the files of a controller.
+    /// Returns the folder of a cgroup that has the files of a controller; `None`: it is version 1,
+    /// and the controller is not mounted.
     pub fn folder(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let root = match self {
             Hierarchy::V1 { mounts } => mounts.get(controller)?,

@@ -113,7 +113,7 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     number(line.trim().trim_end_matches(" kB")).map(|kib| kib * 1024)
 }
 
-/// Returns a process of a cgroup.
+/// Returns a process of a cgroup; `None`: it has no process, or does not exist.
 pub fn first_process(hierarchy: &Hierarchy, path: &str) -> Option<u32> {
     let folder = hierarchy.folder("cpu", path)?;
     let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;

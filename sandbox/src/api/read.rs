@@ -69,7 +69,8 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// Encodes one object's message, in the requested form.
+/// Encodes one object's message, in the requested form. The message of an object as it is stored is
+/// encoded once, and kept.
 fn object_message(call: &Call, stored: &Stored) -> Bytes {
     let (version, kind) = message_kind(call);
     match in_version_of(&call.kind, stored) {

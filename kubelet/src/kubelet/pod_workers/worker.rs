@@ -81,7 +81,8 @@ impl Phase {
         self.is_recreated_mut().copied().unwrap_or(false)
     }
 
-    /// Returns the grace with which the pod's containers have to end.
+    /// Returns the grace with which the pod's containers have to end; `None`: they do not have to
+    /// end, or have ended.
     fn grace(self) -> Option<i64> {
         match self {
             Phase::StoppingSync { grace, .. } | Phase::Terminating { grace, .. } => Some(grace),

@@ -135,7 +135,8 @@ impl Check for Quotas {
     }
 }
 
-/// Returns the second until which a pod in deletion counts.
+/// Returns the second until which a pod in deletion counts. As upstream, the grace period is added
+/// to the time of the deletion, which has it already.
 fn counts_until(pod: &Value) -> Option<i64> {
     let deletion: Timestamp = text(pod, "/metadata/deletionTimestamp").parse().ok()?;
     Some(deletion.as_secs() + pod["metadata"]["deletionGracePeriodSeconds"].as_i64()?)
