@@ -171,7 +171,8 @@ impl Forwarder {
         Ok(Response { status: head.status.as_u16(), headers, body })
     }
 
-    /// Streams the body of an answer. At its end the connection becomes idle and may be used again.
+    /// Streams the body of an answer. At its end the connection becomes idle and may be used again,
+    /// unless `IDLE` others are idle.
     fn stream_body(self: Arc<Self>, body: Incoming, sender: SendRequest<Sent>) -> BodyStream {
         let body = stream::unfold(Some((body, sender)), move |state| {
             let this = self.clone();

@@ -305,7 +305,7 @@ impl Manager {
     }
 
     /// Returns whether neither the current certificate nor the one for `requested` is what is
-    /// wanted.
+    /// wanted now. False if nothing is wanted.
     fn is_outdated(&self, requested: &Template) -> bool {
         let Some(wanted) = self.wanted.get().filter(|wanted| wanted != requested) else {
             return false;

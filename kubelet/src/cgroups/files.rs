@@ -265,7 +265,7 @@ fn make_below(root: &Path, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()>
     let text = |folder: &Path, error: io::Error| {
         io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
     };
-    // Exists, but in tests.
+    // It exists, except in tests.
     fs::create_dir_all(root).map_err(|error| text(root, error))?;
     let mut folder = root.to_owned();
     for part in path.split('/').filter(|part| !part.is_empty()) {

@@ -47,7 +47,8 @@ impl Bound {
         mode(&self.volume) == "Block"
     }
 
-    /// Returns whether the volume can be used on a node. Upstream: `CheckNodeAffinity`.
+    /// Returns whether the volume can be used on a node, as one without a node affinity always can.
+    /// Upstream: `CheckNodeAffinity`.
     pub fn is_for(&self, node: &core::Node) -> bool {
         let affinity = self.volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
         let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else {

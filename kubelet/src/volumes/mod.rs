@@ -327,8 +327,8 @@ pub fn hosts(pod: &Pod, ips: &[String], name: &PodName) -> String {
     text + &aliases(pod)
 }
 
-/// Builds the content of `/etc/hosts` for a pod with the host's network: the host's own content and
-/// the pod's aliases. Blocks.
+/// Builds the content of `/etc/hosts` for a pod with the host's network: the host's own content, if
+/// it has the file, and the pod's aliases. Blocks.
 ///
 /// # Errors
 /// When the host's file cannot be read.

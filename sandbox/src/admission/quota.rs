@@ -39,7 +39,7 @@ pub fn changes_scope(kind: &Kind, new: &Value, old: &Value) -> bool {
     is_pod(kind) && ends(new) != ends(old)
 }
 
-/// Returns whether an object is in all scopes of a quota.
+/// Returns whether an object is in all scopes of a quota; false if the quota is malformed.
 fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else { return false };
     let evaluator = Evaluator::new(kind, object);

@@ -88,7 +88,8 @@ impl Api {
         Ok(())
     }
 
-    /// Keeps one APIService for each version of a group that definitions serve.
+    /// Keeps one APIService for each version of a group that definitions serve. Does nothing if
+    /// APIServices are not served.
     fn sync_api_services(&self, group: &str) -> ApiResult<()> {
         let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
             return Ok(());

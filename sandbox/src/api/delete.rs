@@ -240,7 +240,8 @@ impl Api {
         }
     }
 
-    /// Deletes the selected objects of a collection, and answers with them as they were listed.
+    /// Deletes the selected objects of a collection, and answers with them as they were listed. One
+    /// that is gone meanwhile is no error.
     /// Upstream: `Store.DeleteCollection`.
     pub fn delete_collection(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;
