@@ -67,7 +67,8 @@ impl hyper::body::Body for Sent {
 }
 
 impl Forwarder {
-    /// Trusts servers that the authority in the file has signed.
+    /// Creates a forwarder to the server at `address`, which must have a certificate of the
+    /// authority in the file.
     pub fn new(address: SocketAddr, authority: &Path) -> io::Result<Forwarder> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(pem::certificates(&std::fs::read(authority)?));

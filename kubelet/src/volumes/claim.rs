@@ -72,7 +72,7 @@ impl Bound {
     }
 }
 
-/// Returns the `volumeMode` of a PersistentVolume.
+/// Returns the `volumeMode` of a PersistentVolume; `Filesystem` by default.
 fn mode(volume: &core::PersistentVolume) -> &str {
     let mode = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
     mode.unwrap_or("Filesystem")
