@@ -159,7 +159,8 @@ impl CertificateMetrics {
         self.failures().with_label_values(&NO_LABELS).inc();
     }
 
-    /// Observes the age of a certificate that was replaced.
+    /// Observes the age of a certificate that was replaced. As upstream, only serving certificates
+    /// have this metric.
     pub fn observe_age(self, age: Duration) {
         if let CertificateMetrics::Serving = self {
             SERVING_AGE.with_label_values(&NO_LABELS).observe(age.as_secs_f64());

@@ -34,6 +34,7 @@ pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Sto
 /// Returns whether an update brings a pod into the scope of other quotas. Upstream:
 /// `podEvaluator.Handles`.
 pub fn changes_scope(kind: &Kind, new: &Value, old: &Value) -> bool {
+    // The scopes `Terminating` and `NotTerminating`; a pod stays in the others.
     let ends =
         |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);
     is_pod(kind) && ends(new) != ends(old)
