@@ -9,7 +9,8 @@ use crate::world::{definition, world};
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const THINGS: &str = "/apis/fuzz.example.com/v1/namespaces/default/things";
 
-/// Creates a CustomResourceDefinition and objects of it; the server must not fail.
+/// Creates a CustomResourceDefinition and objects of it; the server must not fail. Of the input's
+/// JSON documents the first is the schema, and the next two are the object and its update.
 pub fn target(input: &[u8]) {
     let documents = serde_json::Deserializer::from_slice(input).into_iter::<Value>();
     let documents: Vec<Value> = documents.map_while(Result::ok).take(3).collect();

@@ -327,7 +327,7 @@ fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let found = (host, port).to_socket_addrs();
     found.map(Iterator::collect).map_err(|error| match error.raw_os_error() {
         Some(_) => error,
-        // The resolver does not say that it had no descriptor.
+        // The resolver does not say that it had no descriptor: to open a file then fails too.
         None => File::open("/dev/null").err().unwrap_or(error),
     })
 }

@@ -159,7 +159,8 @@ impl CertificateMetrics {
         self.failures().with_label_values(&NO_LABELS).inc();
     }
 
-    /// Observes the age of a certificate that was replaced.
+    /// Observes the age of a certificate that was replaced. As upstream, only serving certificates
+    /// have this metric.
     pub fn observe_age(self, age: Duration) {
         if let CertificateMetrics::Serving = self {
             SERVING_AGE.with_label_values(&NO_LABELS).observe(age.as_secs_f64());
@@ -270,6 +271,7 @@ pub fn observe_credential_provider(name: &str, has_failed: bool, took: Duration)
 /// Counts an operation on a volume.
 pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
     let status = if is_done { "success" } else { "fail-unknown" };
+    // `migrated` is always false: the volume of an in-tree plugin counts as one of its CSI driver.
     let labels = [plugin, operation, status, "false"];
     STORAGE_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
 }
@@ -277,6 +279,7 @@ pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Durat
 /// Counts a call to a driver of volumes. `code`: by its name in Go.
 pub fn observe_csi(driver: &str, method: &str, code: &str, took: Duration) {
     let method = format!("/{method}");
+    // `migrated` is always false: the volume of an in-tree plugin counts as one of its CSI driver.
     let labels = [driver, &method, code, "false"];
     CSI_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
 }

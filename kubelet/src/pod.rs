@@ -79,6 +79,7 @@ pub enum RestartPolicy {
 }
 
 impl RestartPolicy {
+    /// Parses the policy of a pod; an empty or unknown one is `Always`.
     fn parse(text: &str) -> RestartPolicy {
         match text {
             "OnFailure" => RestartPolicy::OnFailure,

@@ -67,7 +67,8 @@ impl hyper::body::Body for Sent {
 }
 
 impl Forwarder {
-    /// Trusts servers that the authority in the file has signed.
+    /// Creates a forwarder to the server at `address`, which must have a certificate of the
+    /// authority in the file.
     pub fn new(address: SocketAddr, authority: &Path) -> io::Result<Forwarder> {
         let mut roots = RootCertStore::empty();
         roots.add_parsable_certificates(pem::certificates(&std::fs::read(authority)?));
@@ -171,7 +172,8 @@ impl Forwarder {
         Ok(Response { status: head.status.as_u16(), headers, body })
     }
 
-    /// Streams the body of an answer. At its end the connection becomes idle and may be used again.
+    /// Streams the body of an answer. At its end the connection becomes idle and may be used again,
+    /// unless `IDLE` others are idle.
     fn stream_body(self: Arc<Self>, body: Incoming, sender: SendRequest<Sent>) -> BodyStream {
         let body = stream::unfold(Some((body, sender)), move |state| {
             let this = self.clone();

@@ -139,7 +139,8 @@ impl Metrics<'_> {
         Some(measured)
     }
 
-    /// Computes the usage of a node: by its annotations, or the sum of its pods.
+    /// Computes the usage of a node: by its annotations, or the sum of its pods. Unlike a pod, a
+    /// node always has one.
     fn node_metrics(&self, node: &Stored) -> Option<Value> {
         let name = &node.value["metadata"]["name"];
         let pods = self.objects("pods", "");

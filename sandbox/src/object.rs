@@ -31,6 +31,7 @@ pub fn carry(object: &mut Value, from: &Value, key: &str) {
     }
 }
 
+/// Returns a random UUID, whose version 4 and variant are in six fixed bits.
 pub fn uuid() -> String {
     let bits = (fastrand::u128(..) & !(0xf << 76) & !(0x3 << 62)) | (0x4 << 76) | (0x2 << 62);
     let hex = format!("{bits:032x}");

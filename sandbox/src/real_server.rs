@@ -241,7 +241,7 @@ impl RealServer {
         }
     }
 
-    /// Stops the API server before its etcd.
+    /// Kills the API server, and then its etcd.
     pub fn stop(&self) {
         self.kill(Part::ApiServer);
         self.kill(Part::Etcd);

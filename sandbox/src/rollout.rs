@@ -89,6 +89,8 @@ impl Rollout {
         }
     }
 
+    /// Returns whether the newest spec was observed, and all wanted pods are created and done, with
+    /// no others beside them.
     pub fn is_complete(&self) -> bool {
         let Rollout { observed, wanted, created, done, total, .. } = self;
         *observed && [created, done, total].iter().all(|count| *count == wanted)

@@ -19,7 +19,7 @@ pub fn check(pod: &Pod, has_app_armor: bool) -> Result<(), Rejection> {
 }
 
 /// Returns whether the pod names a profile other than the unconfined one, in a field or in an old
-/// annotation. Upstream: `isRequired`.
+/// annotation. Ephemeral containers are added only after a pod's admission. Upstream: `isRequired`.
 fn is_required(pod: &Pod) -> bool {
     let of_pod = pod.spec().security_context.as_ref();
     let of_pod = of_pod.and_then(|context| context.app_armor_profile.as_ref());

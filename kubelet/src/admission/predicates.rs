@@ -22,9 +22,10 @@ const ANY_ADDRESS: &str = "0.0.0.0";
 /// Checks that the node's operating system and runtime suit a pod, which no preemption could mend.
 ///
 /// # Errors
-/// The pod is of another operating system, or needs a runtime that handles its groups. While the
-/// Node does not say whether its runtime does, the pod is not refused (upstream refuses it): the
-/// runtime may not have answered yet, and it is asked again before a container is made.
+/// The pod is of another operating system, or has `supplementalGroupsPolicy: Strict`, which the
+/// runtime does not support. While the Node does not say whether its runtime does, the pod is not
+/// refused (upstream refuses it): the runtime may not have answered yet, and it is asked again
+/// before a container is made.
 pub fn check_system(pod: &Pod, node: &core::Node) -> Result<(), Rejection> {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(OS.0));
     if label.is_some_and(|system| system != OS.1) {
@@ -80,8 +81,8 @@ pub fn misfits(pod: &Pod, node: &core::Node, others: &[Arc<Pod>]) -> Vec<Rejecti
     misfits
 }
 
-/// Returns the node's labels; that of the operating system is always right. Upstream:
-/// `rejectPodAdmissionBasedOnOSSelector`.
+/// Returns the node's labels, with this kubelet's operating system in place of the one that the
+/// Node names. Upstream: `rejectPodAdmissionBasedOnOSSelector`.
 fn labels(node: &core::Node) -> Labels {
     let own = node.metadata.labels.iter().flatten();
     own.map(|(key, value)| (key.as_str(), value.as_str())).chain([OS]).collect()
@@ -117,6 +118,7 @@ struct HostPort<'a> {
 }
 
 impl HostPort<'_> {
+    /// Returns whether both are one port of one address, or of one that stands for all addresses.
     fn conflicts(&self, other: &HostPort<'_>) -> bool {
         let is_any = self.ip == ANY_ADDRESS || other.ip == ANY_ADDRESS;
         (self.protocol, self.port) == (other.protocol, other.port)
@@ -143,6 +145,8 @@ fn or_default<'a>(text: Option<&'a str>, default: &'a str) -> &'a str {
     text.filter(|text| !text.is_empty()).unwrap_or(default)
 }
 
+/// Returns whether the node has a taint `NoExecute` that the pod does not tolerate. Taints of other
+/// effects concern the scheduler only.
 fn has_untolerated_taint(pod: &Pod, node: &core::Node) -> bool {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
     let mut taints = taints.into_iter().flatten().filter(|taint| taint.effect == NO_EXECUTE);

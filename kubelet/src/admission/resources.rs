@@ -130,7 +130,7 @@ fn raise(pod: &mut Cow<'_, Pod>, name: &str, resource: &str, amount: &ListedQuan
     }
 }
 
-/// Returns what a pod requests, with its overhead.
+/// Returns what a pod requests of the resources that a node limits, with its overhead.
 fn requests(pod: &Pod) -> BTreeMap<String, i64> {
     let spec = pod.spec();
     let of_containers = pod.all_containers().map(|container| container.resources.as_ref());

@@ -70,8 +70,8 @@ pub struct ResizeConditions {
 }
 
 impl ResizeConditions {
-    /// Takes over what an earlier kubelet has reported of a pod.
-    /// Upstream: `BackfillPodResizeConditions`.
+    /// Takes over what an earlier kubelet has reported of a pod, unless something is known of it
+    /// already. A condition without a time is ignored. Upstream: `BackfillPodResizeConditions`.
     pub fn restore(&self, uid: &Uid, status: &PodStatus) {
         let condition = |kind: &str| {
             let mut conditions = status.conditions.iter().flatten();

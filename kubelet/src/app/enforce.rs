@@ -198,8 +198,8 @@ fn of_reservation(reserved: &Amounts, scope: Scope) -> Limits {
     }
 }
 
-/// Makes the cgroups of pods, and sets their limits and those of reservations. Where pods use more
-/// than they may, their limit is set once they do no more.
+/// Makes the cgroups of pods, and sets their limits and those of reservations. A limit of the pods
+/// that cannot be set, such as one below what they use, is tried each minute until the stop.
 ///
 /// # Errors
 /// [`Error::Pods`], [`Error::Reservation`].

@@ -572,7 +572,7 @@ fn connect(
     Ok((RuntimeService::new(channel, deadline), ImageService::new(images, deadline)))
 }
 
-/// Returns the path of the socket that an endpoint names.
+/// Returns the path of the socket that an endpoint names, with or without `unix://`.
 fn socket(flag: &'static str, endpoint: &str) -> Result<PathBuf, Error> {
     let path = endpoint.strip_prefix("unix://").unwrap_or(endpoint);
     match Path::new(path).is_absolute() {

@@ -93,7 +93,8 @@ fn address(name: &str) -> io::Result<SocketAddr> {
 }
 
 /// Returns the time of the watchdog, given in microseconds; `None`: no watchdog, or one of another
-/// process than `own`. Upstream: `SdWatchdogEnabled`.
+/// process than `own`. `Err`: a malformed value, or a time that is too short. Upstream:
+/// `SdWatchdogEnabled`.
 fn watchdog(
     timeout: Option<&str>,
     pid: Option<&str>,

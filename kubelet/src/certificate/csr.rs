@@ -92,8 +92,9 @@ pub async fn submit(
     }
 }
 
-/// Returns why an existing request cannot be taken for this one; `None`: it can. The API server has
-/// checked its signature with the key in it. Upstream: `ensureCompatible`.
+/// Returns why an existing request `object` cannot stand for a new one with this template, key and
+/// signer; `None`: it can. The API server has checked its signature with the key in it. Upstream:
+/// `ensureCompatible`.
 fn incompatibility(
     object: &CertificateSigningRequest,
     template: &Template,

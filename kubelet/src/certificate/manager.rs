@@ -205,6 +205,7 @@ impl Manager {
     fn due(&self) -> Option<Timestamp> {
         let wanted = self.wanted.get()?;
         let state = self.state.lock();
+        // A signer may have left out names that were requested: they are not requested again.
         let satisfies = state.current.as_ref().is_some_and(|pair| {
             satisfies(&pair.leaf, &wanted) || state.requested.as_ref() == Some(&wanted)
         });
@@ -304,7 +305,7 @@ impl Manager {
     }
 
     /// Returns whether neither the current certificate nor the one for `requested` is what is
-    /// wanted.
+    /// wanted now. False if nothing is wanted.
     fn is_outdated(&self, requested: &Template) -> bool {
         let Some(wanted) = self.wanted.get().filter(|wanted| wanted != requested) else {
             return false;

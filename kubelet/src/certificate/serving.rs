@@ -201,6 +201,7 @@ fn template(node: &str, addresses: &[NodeAddress]) -> Option<Template> {
 
 impl Files {
     fn load(certificate: PathBuf, key: PathBuf) -> Result<Files, Error> {
+        // Taken before the files are read, so that a change meanwhile is noticed.
         let stamps = [stamp(&certificate), stamp(&key)];
         let pair = Pair::from_files(&certificate, &key)?.certified;
         Ok(Files { certificate, key, loaded: Mutex::new(Loaded { stamps, pair }) })

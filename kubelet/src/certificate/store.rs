@@ -207,7 +207,7 @@ pub fn replace_file(path: &Path, text: &[u8], mode: u32) -> Result<(), Error> {
     sync_folder(folder)
 }
 
-/// Makes new names in a folder last.
+/// Writes the new names in a folder to the disk, so that they outlast a crash.
 fn sync_folder(folder: &Path) -> Result<(), Error> {
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     File::open(folder).and_then(|folder| folder.sync_all()).map_err(Error::file(folder))

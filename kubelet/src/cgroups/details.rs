@@ -163,7 +163,7 @@ pub fn open_file_limit(process: u32) -> Option<i64> {
     soft_limit(&fs::read_to_string(format!("/proc/{process}/limits")).ok()?)
 }
 
-/// Returns the soft limit of open files in the content of `/proc/PID/limits`.
+/// Returns the soft limit of open files in the content of `/proc/PID/limits`; -1: it is unlimited.
 fn soft_limit(limits: &str) -> Option<i64> {
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     match line.split_whitespace().next()? {

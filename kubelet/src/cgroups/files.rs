@@ -108,7 +108,8 @@ impl Hierarchy {
         matches!(self, Hierarchy::V2 { .. })
     }
 
-    /// Returns the folder of a cgroup that has the files of a controller.
+    /// Returns the folder of a cgroup that has the files of a controller; `None`: it is version 1,
+    /// and the controller is not mounted.
     pub fn folder(&self, controller: &str, path: &str) -> Option<PathBuf> {
         let root = match self {
             Hierarchy::V1 { mounts } => mounts.get(controller)?,
@@ -170,6 +171,8 @@ impl Hierarchy {
     }
 
     /// Makes the folders of a cgroup and those above it, and appends each one that is new to `new`.
+    /// In version 1 new ones get the CPUs of their parents; in version 2 the controllers are
+    /// enabled in all parents.
     pub(super) fn make_folders(&self, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()> {
         match self {
             Hierarchy::V1 { mounts } => {
@@ -262,7 +265,7 @@ fn make_below(root: &Path, path: &str, new: &mut Vec<PathBuf>) -> io::Result<()>
     let text = |folder: &Path, error: io::Error| {
         io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
     };
-    // Exists, but in tests.
+    // It exists, except in tests.
     fs::create_dir_all(root).map_err(|error| text(root, error))?;
     let mut folder = root.to_owned();
     for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -287,6 +290,7 @@ fn inherit_cpuset(folder: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes a setting. Its error names the file and the content, as the kernel does not.
 pub(super) fn write(file: &Path, content: &str) -> io::Result<()> {
     fs::write(file, content).map_err(|error| {
         io::Error::new(error.kind(), format!("{}: {content:?}: {error}", file.display()))

@@ -69,6 +69,7 @@ impl Limits {
     fn resources(self, huge_pages: Vec<(String, i64)>) -> Resources {
         Resources {
             cpu_shares: self.milli_cpus.map(resources::shares),
+            // As with runc: 0 does not limit.
             memory: self.memory_bytes.filter(|bytes| *bytes > 0),
             pids: self.pids,
             huge_pages,

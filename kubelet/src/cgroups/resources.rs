@@ -84,8 +84,7 @@ pub(super) fn shares_of_weight(weight: u64) -> u64 {
     weight.saturating_sub(1) * 262_142 / 9999 + MIN_SHARES
 }
 
-/// The number of bytes that is no limit: larger ones are none either. Upstream:
-/// `setHugePagesUnbounded`.
+/// The least number of bytes that means "no limit". Upstream: `setHugePagesUnbounded`.
 pub const UNBOUNDED: i64 = 1 << 62;
 
 /// Converts CPU millis to shares of cgroup v1. Upstream: `MilliCPUToShares`.

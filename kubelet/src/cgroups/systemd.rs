@@ -215,7 +215,7 @@ fn job(bus: &mut Connection, member: &str, arguments: &[Argument]) -> Result<Str
     }
 }
 
-/// Removes a failed unit.
+/// Makes systemd forget a slice that has failed; one that has not is no error.
 fn reset(bus: &mut Connection, slice: &str) {
     if let Err(error) = bus.call(SYSTEMD, "ResetFailedUnit", &[Argument::text(slice)]) {
         log::debug!("{error}");

@@ -71,7 +71,8 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
     Usage { cpu_nanos, memory, swap, swap_available, processes }
 }
 
-/// Returns the memory of the machine, which has `memory_bytes`. Blocks for a moment.
+/// Returns the memory of the machine, which has `memory_bytes`; its limit leaves out what is set
+/// aside for huge pages. Blocks for a moment.
 pub fn machine_memory(hierarchy: &Hierarchy, memory_bytes: u64) -> Memory {
     let memory = read(hierarchy, "/").memory.unwrap_or_else(|| {
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -112,7 +113,7 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
     number(line.trim().trim_end_matches(" kB")).map(|kib| kib * 1024)
 }
 
-/// Returns a process of a cgroup.
+/// Returns a process of a cgroup; `None`: it has no process, or does not exist.
 pub fn first_process(hierarchy: &Hierarchy, path: &str) -> Option<u32> {
     let folder = hierarchy.folder("cpu", path)?;
     let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;

@@ -187,7 +187,8 @@ impl NodeInfo {
         self.update(driver, update).await
     }
 
-    /// Does one update of the CSINode, or of the Node's annotation and labels.
+    /// Does one update of the CSINode, or of the Node's annotation and labels. What is as wanted is
+    /// not written, and from an absent CSINode nothing is removed.
     async fn update(&self, driver: &str, update: Update<'_>) -> Result<(), Error> {
         match update {
             Update::Annotate(info) => self.annotate(driver, info).await,
@@ -214,7 +215,8 @@ impl NodeInfo {
         }
     }
 
-    /// Writes or removes what a driver says about the Node. Upstream: `tryUpdateNode`.
+    /// Writes what a driver says about the Node, or removes it if `info` is `None`, unless that is
+    /// done already. Upstream: `tryUpdateNode`.
     async fn annotate(
         &self,
         driver: &str,

@@ -161,8 +161,8 @@ impl DriverRegistration {
         self.deregister(name).await;
     }
 
-    /// Asks a plugin what it is, registers it, and notifies it of the outcome. Sets `name` once
-    /// something of it may be registered.
+    /// Asks a plugin what it is, registers it, and notifies it of the outcome. Sets `name` to the
+    /// driver's name once the API server may know it: it must then be deregistered after an error.
     async fn register(&self, socket: &Path, name: &mut Option<String>) -> Result<(), Error> {
         let endpoint = Endpoint::Unix(socket.to_owned());
         let channel = Channel::new("plugin", endpoint, self.clock.clone(), |_, _, _| {});

@@ -121,12 +121,14 @@ impl Encoder {
         self.0.extend(value.to_le_bytes());
     }
 
+    /// Appends a string: its length in four bytes, its content and a zero byte.
     fn text(&mut self, text: &str) {
         self.u32(u32::try_from(text.len()).unwrap_or(u32::MAX));
         self.0.extend(text.as_bytes());
         self.0.push(0);
     }
 
+    /// Appends a signature: like a string, but its length is one byte.
     fn signature(&mut self, text: &str) {
         self.0.push(u8::try_from(text.len()).unwrap_or(u8::MAX));
         self.0.extend(text.as_bytes());

@@ -149,8 +149,8 @@ impl Usage<'_> {
     }
 }
 
-/// Returns what a pod uses that has a request of its own for memory, as upstream also below the
-/// request.
+/// Returns the memory that a pod with a request of its own uses, as upstream also if that is less
+/// than the request. `None`: it has no such request, or the resource is another one.
 fn usage_of_pod<'a>(pod: &'a Pod, stats: &PodStats, resource: &str) -> Option<Usage<'a>> {
     let requests = pod.spec().resources.as_ref()?.requests.as_ref()?;
     let request = quantity(requests, resource).filter(|_| resource == "memory")?;

@@ -69,8 +69,8 @@ pub fn observe(
     Ok((found, devices.first() != devices.last()))
 }
 
-/// Returns whether a threshold is crossed. With `reclaims`: with the amount on top that has to be
-/// freed. Upstream: `thresholdsMet`.
+/// Returns whether a threshold is crossed; false if its signal was not observed. With `reclaims`:
+/// with the amount on top that has to be freed. Upstream: `thresholdsMet`.
 fn is_met(threshold: &Threshold, observations: &Observations, reclaims: bool) -> bool {
     let Some(observed) = observations.get(&threshold.signal) else { return false };
     let extra = threshold.min_reclaim.filter(|_| reclaims);

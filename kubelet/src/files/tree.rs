@@ -50,7 +50,8 @@ pub fn walk(folder: &Path, enter: &mut Enter<'_>, leave: &mut Leave<'_>) -> io::
 }
 
 /// Walks all files below `folder`: calls `enter` on the way down and `leave` on the way up. Returns
-/// the first failure. `within`: how folders below the first one are opened.
+/// the first failure; what is gone is no failure. `within`: how folders below the first one are
+/// opened.
 fn walk_within(
     folder: &Path,
     within: ResolveFlags,

@@ -40,7 +40,8 @@ impl LoopHealth {
         }
     }
 
-    /// Records that the runtime has been listed. Returns the time since it was listed before.
+    /// Records that the runtime has been listed, and drops its fault. Returns the time since it was
+    /// listed before.
     pub(super) fn record_relist(&self, now: Duration) -> Duration {
         let mut state = self.state.lock();
         if state.fault.take().is_some() {

@@ -17,7 +17,8 @@ use crate::status::generate::{self, StatusInputs};
 use crate::status::terminate::{self, terminate};
 
 impl Kubelet {
-    /// Reads a pod's state in the runtime, starts and stops probes, and publishes the pod's status.
+    /// Reads a pod's state in the runtime, starts and stops probes, notes the progress of a resize,
+    /// and publishes the pod's status.
     ///
     /// # Errors
     /// The runtime does not answer.

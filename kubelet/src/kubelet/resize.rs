@@ -211,8 +211,9 @@ impl Kubelet {
         }
     }
 
-    /// Allocates the resources that a pod asks for, if the node has room for them. Returns false
-    /// when the resize has to wait.
+    /// Allocates the resources that a pod asks for, if the node has room for them or other pods can
+    /// be evicted for them, and records the outcome in the pod's conditions and an event. Returns
+    /// false when the resize has to wait.
     async fn allocate(&self, pod: &Arc<Pod>) -> bool {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         let Resizes { allocated, conditions, .. } = &self.resizes;

@@ -25,7 +25,8 @@ enum Startup {
 
 impl Startups {
     /// Observes a pod as the API server has it. Returns true once: when all containers of a pod
-    /// whose start is measured run.
+    /// whose start is measured run. Not measured are pods that an earlier kubelet has started, for
+    /// which the scheduler found no node at first, or that have ended.
     fn has_started(&self, pod: &Pod) -> bool {
         let (mut all, uid) = (self.0.lock(), pod.uid());
         if pod.has_ended() {
@@ -63,8 +64,8 @@ impl Startups {
 }
 
 impl Kubelet {
-    /// Measures the start of a pod, once the pod as its source has it runs. Until then the pulls of
-    /// its images are recorded.
+    /// Measures the start of a pod, once the pod as its source has it runs; not that of a static
+    /// pod. Until then the pulls of its images are recorded.
     pub(super) fn observe_startup(&self, pod: &Pod) {
         if pod.is_static() {
             return;
@@ -111,7 +112,7 @@ fn all_run(pod: &Pod) -> bool {
     statuses.is_some_and(|statuses| !statuses.is_empty() && statuses.iter().all(runs))
 }
 
-/// Returns how long those init containers have run that have ended, in all.
+/// Adds up how long the init containers have run that have ended.
 fn init_time(pod: &Pod) -> Duration {
     let statuses = pod.status.as_ref().and_then(|status| status.init_container_statuses.as_ref());
     let times = statuses.into_iter().flatten().filter_map(|status| {

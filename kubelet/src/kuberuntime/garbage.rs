@@ -304,7 +304,8 @@ fn names(folder: &Path) -> Vec<String> {
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// Returns whether a link's log may only be absent because it is being rotated.
+/// Returns whether a link's log may only be absent because it is being rotated: its container has
+/// not ended. False, as upstream, if the runtime does not answer or does not know the container.
 async fn may_be_rotating(runtime: &RuntimeService, link: &Path) -> bool {
     let name = link.file_stem().unwrap_or_default().to_string_lossy();
     // See `link_name`.

@@ -187,7 +187,8 @@ impl Manager {
         }
     }
 
-    /// Stops a container, with this many seconds of grace, and waits for its end.
+    /// Stops a container, with this many seconds of grace but at least [`MIN_GRACE`], and waits for
+    /// its end. One that is gone is no error.
     pub(super) async fn stop_container(&self, id: &str, grace: i64) -> Result<(), cri::Error> {
         let grace = Duration::from_secs(grace.max(MIN_GRACE).unsigned_abs());
         match self.runtime.stop_container(id, grace).await {

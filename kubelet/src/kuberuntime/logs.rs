@@ -136,8 +136,8 @@ impl Rotation {
         (!status.log_path.is_empty()).then(|| status.log_path.into())
     }
 
-    /// Renames a container's log, and lets the runtime open a new one. If it cannot, the name is
-    /// given back.
+    /// Tidies the files of earlier rotations, renames a container's log, and lets the runtime open
+    /// a new one. If the runtime cannot, the log gets its name back.
     async fn rotate(&self, id: &str, log: &Path) -> Result<(), Error> {
         let (path, max_files) = (log.to_owned(), self.policy.max_files);
         let exists = task::blocking(move || {

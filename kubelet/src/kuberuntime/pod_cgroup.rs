@@ -72,7 +72,8 @@ impl Manager {
         task::blocking(move || cgroups.pod_limits(&pod)).await
     }
 
-    /// Gives the classes the shares of the `active` pods.
+    /// Gives the classes the shares of the `active` pods. Does nothing where pods have no cgroups
+    /// by class.
     ///
     /// # Errors
     /// With the path that cannot be written.
@@ -100,7 +101,8 @@ impl Manager {
         done
     }
 
-    /// Removes the cgroup of a pod whose containers have ended.
+    /// Removes the cgroup of a pod whose containers have ended. Does nothing where pods have no
+    /// cgroups by class.
     ///
     /// # Errors
     /// It cannot be removed.

@@ -90,8 +90,8 @@ impl Manager {
         self.reset(pod, &actions.to_reset, status.ips()).await
     }
 
-    /// Makes the sandbox in which containers start, if need be, and returns it; `None`: there is
-    /// none, because the whole pod was ended.
+    /// Makes the sandbox in which containers start, if need be, after it has removed the init
+    /// containers of the former one, and returns it; `None`: the whole pod was ended and has none.
     async fn ensure_sandbox(
         &self,
         pod: &Arc<Pod>,

@@ -252,8 +252,9 @@ impl Decoder {
         self.state = State::Text { is_shown, is_partial: head.is_partial, is_empty: true };
     }
 
-    /// Takes the text of a line from the input, shows it if its stream is asked for, and returns
-    /// what follows it.
+    /// Takes the text of a line from the input, shows it if `is_shown`, and returns what follows
+    /// it. `is_partial`: the text continues in the next line; `is_empty`: none of it has been taken
+    /// yet.
     fn take_text<'a>(
         &mut self,
         input: &'a [u8],
@@ -277,6 +278,7 @@ impl Decoder {
             return &[];
         };
         self.state = State::Head;
+        // As upstream: an empty part ends its line.
         self.is_new_line = !is_partial || is_empty;
         if let Some(lines) = &mut self.lines {
             *lines -= 1;

@@ -28,8 +28,9 @@ impl MachineInfo {
         MachineInfo::below(Path::new("/"))
     }
 
-    /// Reads what is known of the machine from the files below `root`. A file that cannot be read
-    /// leaves its part empty.
+    /// Reads this machine: the CPUs, page sizes and kernel from the running system, all else from
+    /// files below `root`. A file that cannot be read leaves its part empty (`os_image`:
+    /// "Unknown").
     fn below(root: &Path) -> MachineInfo {
         let read = |file: &str| fs::read_to_string(root.join(file));
         let memory = read("proc/meminfo").unwrap_or_default();
@@ -66,20 +67,21 @@ fn first_of(root: &Path, files: &[&str]) -> String {
     text.trim_end_matches('\0').trim().to_owned()
 }
 
+/// Returns the system's name in the content of `os-release`; `Linux` if it has none.
 fn pretty_name(os_release: &str) -> String {
     let name = os_release.lines().find_map(|line| line.trim().strip_prefix("PRETTY_NAME="));
     name.map_or_else(|| "Linux".to_owned(), |name| name.trim_matches(['"', '\'']).to_owned())
 }
 
-/// Returns the value of a line `NAME VALUE kB`.
+/// Returns the value of a line `NAME VALUE kB`; 0 without such a line.
 fn kib(meminfo: &str, name: &str) -> i64 {
     let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse().ok());
     kib.unwrap_or(0)
 }
 
-/// Returns the CPUs of the machine. The kubelet's own quota and affinity say nothing about its
-/// pods'.
+/// Returns the number of the machine's CPUs: the kubelet's own quota and affinity say nothing about
+/// its pods'. Only where the kernel's list cannot be read, it is the number that the kubelet has.
 fn online_cpus() -> i64 {
     let list = fs::read_to_string("/sys/devices/system/cpu/online").unwrap_or_default();
     let own = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get() as i64);

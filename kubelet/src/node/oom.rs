@@ -62,7 +62,7 @@ struct Parser {
 
 impl Parser {
     /// Takes the next message of the kernel. Returns the process if the message names the one that
-    /// was killed.
+    /// was killed because the whole machine lacked memory.
     fn next(&mut self, message: &str) -> Option<Victim> {
         if !self.is_killing {
             self.is_killing = message.contains("invoked oom-killer:");

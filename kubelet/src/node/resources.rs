@@ -43,6 +43,7 @@ pub struct PodLimit {
 }
 
 impl PodLimit {
+    /// Returns the limit of a node with this many CPUs.
     fn of(self, cpus: i64) -> i64 {
         match self.per_core {
             ..=0 => self.max,

@@ -135,7 +135,7 @@ impl PodObjects {
         }
     }
 
-    /// Returns whether the API server has answered for all of them.
+    /// Returns whether the API server has answered for all objects and tokens.
     fn is_settled(&self) -> bool {
         self.has_objects() && self.tokens.values().all(KnownToken::is_settled)
     }

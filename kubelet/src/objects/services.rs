@@ -118,7 +118,8 @@ impl Service {
         self.spec.as_ref().and_then(|spec| spec.ports.as_deref()).unwrap_or_default()
     }
 
-    /// Builds the variables of one Service: its host and ports, and those of docker's links.
+    /// Builds the variables of one Service: its host and ports, and those of docker's links. A
+    /// Service without ports has none.
     /// Upstream: `FromServices`, `makeLinkVariables`.
     fn variables(&self, ip: &str) -> Vec<(String, String)> {
         let Some(first) = self.ports().first() else { return Vec::new() };

@@ -501,8 +501,8 @@ impl Configuration {
         Ok(())
     }
 
-    /// Whether the port with authentication is served. Upstream's default is true also without an API
-    /// server, where it then does not start.
+    /// Returns whether the port with authentication is served. Upstream's default is true also
+    /// without an API server, where it then does not start.
     pub fn serves(&self, has_api_server: bool) -> bool {
         self.enable_server.unwrap_or(has_api_server)
     }
@@ -528,7 +528,7 @@ impl Configuration {
         }
     }
 
-    /// How many CPUs `reservedSystemCPUs` names; `None`: it is not set.
+    /// Returns how many CPUs `reservedSystemCPUs` names; `None`: it is not set.
     ///
     /// # Errors
     /// One that names the field and flag.

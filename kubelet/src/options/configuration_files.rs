@@ -194,7 +194,9 @@ fn check_fields(
     Ok(accepted)
 }
 
-/// Returns whether Go would write this value for a field that is not set: no time, no text, no member.
+/// Returns whether Go would write this value for a field that is not set: an empty text, no time,
+/// or an object whose members are all unset. In an object 0 counts too, as in `logging`
+/// (`verbosity`, `infoBufferSize`); elsewhere numbers, booleans and lists are always set.
 fn is_unset(value: &Value) -> bool {
     match value {
         Value::String(text) => matches!(text.as_str(), "" | "0s"),

@@ -64,6 +64,7 @@ impl<const SEPARATOR: char> Value for Pairs<SEPARATOR> {
         });
         pairs.collect::<Result<_, _>>().map(Pairs)
     }
+    /// Replaces the default by the pairs of all flags, if any is given.
     fn merge(&mut self, given: Vec<Given<Self>>) {
         if !given.is_empty() {
             self.0 = given.into_iter().flat_map(|Given(pairs)| pairs.0).collect();

@@ -114,7 +114,8 @@ impl fmt::Display for PortError {
 
 impl StdError for PortError {}
 
-/// Runs a command in a container; with a status other than 0 its output is the error.
+/// Runs a command in a container. It fails with its output if its status is not 0, and if it takes
+/// too long; another error of the call is no result.
 async fn run(
     runtime: &RuntimeService,
     id: &str,

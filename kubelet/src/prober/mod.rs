@@ -65,6 +65,7 @@ pub enum Ip {
 }
 
 impl Ip {
+    /// Returns the present address: that of a node may change.
     fn now(&self) -> String {
         match self {
             Ip::OfPod(ip) => ip.clone(),

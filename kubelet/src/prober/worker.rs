@@ -23,8 +23,8 @@ struct Streak {
 }
 
 impl Streak {
-    /// Counts a probe's outcome, and returns the result that it establishes. Upstream:
-    /// `worker.doProbe`.
+    /// Counts a probe's outcome, and returns the result that it establishes; `None`: there were
+    /// fewer equal outcomes in a row than the threshold. Upstream: `worker.doProbe`.
     fn observe(&mut self, is_success: bool, probe: &core::Probe) -> Option<bool> {
         if self.last == Some(is_success) {
             self.count = self.count.saturating_add(1);

@@ -46,7 +46,7 @@ pub fn resolver(pod: &Pod, resolvers: &Resolvers) -> Result<api::DnsConfig, Erro
     Ok(combine(pod, resolvers, host.as_ref()))
 }
 
-/// Reads a resolver's file. Upstream: `getHostDNSConfig`.
+/// Reads a resolver's file, as upstream at most [`MAX_FILE`] bytes. Upstream: `getHostDNSConfig`.
 fn read(file: &Path) -> Result<api::DnsConfig, Error> {
     let fault = |source| Error::ResolvConf { path: file.to_owned(), source };
     let mut bytes = Vec::new();

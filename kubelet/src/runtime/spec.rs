@@ -282,7 +282,8 @@ pub fn container(
     })
 }
 
-/// Maps the owners of files in mounts to the pod's user namespace, which the kernel shows in them.
+/// Gives the mounts the ID mappings of the pod's user namespace (idmapped mounts): in the container
+/// a file has the owner that it has on the host. Without a user namespace mounts stay as they are.
 fn map_owners(mut mounts: Vec<api::Mount>, users: Option<&api::UserNamespace>) -> Vec<api::Mount> {
     if let Some(users) = users {
         for mount in &mut mounts {
@@ -505,8 +506,8 @@ fn localhost_profile(localhost_ref: String) -> api::SecurityProfile {
     }
 }
 
-/// Returns the AppArmor profile of a container: its own, that of the old annotation, or the pod's.
-/// Upstream: `apparmor.GetProfile`.
+/// Returns the AppArmor profile of a container: its own, that of the old annotation, or the pod's;
+/// `None`: no profile is asked for. Upstream: `apparmor.GetProfile`.
 ///
 /// # Errors
 /// When the profile is of no known type.

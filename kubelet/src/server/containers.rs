@@ -376,7 +376,7 @@ fn has_terminal(pod: &Pod, name: &str) -> Option<bool> {
     Some(tty.unwrap_or_default())
 }
 
-/// Streams the log as a body: its end is that of the connection's chunks. A fault is the last line.
+/// Streams the log as the body of an answer. A fault is its last line, as the head is sent by then.
 fn body(reader: LogReader) -> Response {
     let parts = stream::unfold(Some(reader), |reader| async {
         let mut reader = reader?;

@@ -69,8 +69,8 @@ pub fn read_only_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks, node: &No
     routes
 }
 
-/// Builds the routes of the read-only port and of the one with authentication. Upstream:
-/// `InstallAuthNotRequiredHandlers`.
+/// Builds the routes that the read-only port and the port with authentication have in common.
+/// Upstream: `InstallAuthNotRequiredHandlers`.
 fn shared_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks) -> Routes {
     let routes = health_routes(checks);
     let results = checks.results().clone();

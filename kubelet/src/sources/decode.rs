@@ -130,8 +130,8 @@ fn complete_pod(mut document: Value, origin: &Origin, to: &Placement) -> Result<
     }
 }
 
-/// Gives a static pod its name on this node, uid, annotations and tolerations.
-/// Upstream: `applyDefaults`.
+/// Gives a static pod its name on this node, the uid unless it names one, a namespace, the node,
+/// the annotation with its hash, the phase `Pending`, and a toleration. Upstream: `applyDefaults`.
 fn place(pod: &mut Pod, uid: String, origin: &Origin, node: &str) {
     if pod.metadata.uid.as_deref().unwrap_or_default().is_empty() {
         pod.metadata.uid = Some(uid);
@@ -189,6 +189,7 @@ impl Default for Fnv128 {
 impl Fnv128 {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
+            // The prime of FNV with 128 bits.
             self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul((1 << 88) + 0x13b);
         }
     }

@@ -214,7 +214,7 @@ impl Faults {
     }
 }
 
-/// Returns whether a path is absolute, or leads out of its folder by `..`.
+/// Returns whether a path is absolute, or has a part `..`, by which it may lead out of its folder.
 pub fn leads_out(path: &str) -> bool {
     path.starts_with('/') || path.split('/').any(|part| part == "..")
 }

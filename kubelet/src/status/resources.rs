@@ -28,7 +28,7 @@ fn milli(count: i64) -> Quantity {
 }
 
 /// Sets what the kernel does in place of what was asked for, unless the difference is only that it
-/// rounds small amounts up.
+/// rounds amounts below `smallest` up.
 fn set_cpu(list: &mut List, actual: i64, smallest: i64) {
     let asked = quantity(list, "cpu").map_or(0, |asked| asked.milli_value());
     if actual > smallest || asked > smallest {

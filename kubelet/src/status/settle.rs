@@ -16,7 +16,8 @@ use crate::pod::{Pod, PodExt};
 const MESSAGES: usize = 12 << 10;
 
 /// Makes `status` the one that follows `old`: conditions keep the times of their last change, the
-/// pod keeps its start, and a generation that was observed stays so.
+/// pod keeps its start, a generation that was observed stays so, and all gets the form that the
+/// server has (`normalize`).
 pub fn settle(
     pod: &Pod,
     status: &mut core::PodStatus,

@@ -52,7 +52,8 @@ fn set_unknown(status: &mut core::ContainerStatus) {
         Some(core::ContainerState { terminated: Some(terminated), ..Default::default() });
 }
 
-/// Returns whether a regular container may have run. Upstream: `hasPodInitialized`.
+/// Returns whether a regular container may have run: the init containers are done, or there are
+/// none. Upstream: `hasPodInitialized`.
 fn is_initialized(pod: &Pod, status: &core::PodStatus) -> bool {
     let Some(last) = pod.init_containers().last() else { return true };
     let mut containers = status.container_statuses.iter().flatten();

@@ -441,7 +441,8 @@ impl Upkeep {
         !eviction::unresolved(watch.thresholds(), &observations)
     }
 
-    /// Reads what the signals show, and whether images have a disk of their own.
+    /// Reads what the signals show, and whether images have a disk of their own. The runtime is
+    /// asked for the folder of images once.
     async fn observe(&self) -> Result<(Observations, bool), Error> {
         let manager = self.kubelet.manager();
         let known = self.evictions.image_folder.lock().clone();

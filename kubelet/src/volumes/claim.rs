@@ -47,7 +47,8 @@ impl Bound {
         mode(&self.volume) == "Block"
     }
 
-    /// Returns whether the volume can be used on a node. Upstream: `CheckNodeAffinity`.
+    /// Returns whether the volume can be used on a node, as one without a node affinity always can.
+    /// Upstream: `CheckNodeAffinity`.
     pub fn is_for(&self, node: &core::Node) -> bool {
         let affinity = self.volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
         let Some(required) = affinity.and_then(|affinity| affinity.required.as_ref()) else {
@@ -71,7 +72,7 @@ impl Bound {
     }
 }
 
-/// Returns the `volumeMode` of a PersistentVolume.
+/// Returns the `volumeMode` of a PersistentVolume; `Filesystem` by default.
 fn mode(volume: &core::PersistentVolume) -> &str {
     let mode = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref());
     mode.unwrap_or("Filesystem")

@@ -173,8 +173,8 @@ fn secret(name: &str, namespace: &str) -> core::SecretReference {
     core::SecretReference { name: Some(name.to_owned()), namespace: Some(namespace.to_owned()) }
 }
 
-/// Returns the id `vol-1` in `vol-1` or `aws://zone/vol-1`. Upstream:
-/// `KubernetesVolumeIDToEBSVolumeID`.
+/// Returns the id `vol-1` in `vol-1` or `aws://zone/vol-1`; `None`: a URL `aws:` without one.
+/// Upstream: `KubernetesVolumeIDToEBSVolumeID`.
 fn aws_volume(id: &str) -> Option<&str> {
     let Some(url) = id.strip_prefix("aws://") else { return Some(id) };
     let (_, path) = url.split(['?', '#']).next()?.split_once('/')?;

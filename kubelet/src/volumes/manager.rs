@@ -141,14 +141,14 @@ pub(super) struct VolumeState {
 }
 
 impl State {
-    /// Whether a pod that has not ended needs a driver's volume.
+    /// Returns whether a pod that has not ended needs a driver's volume.
     pub(super) fn is_wanted(&self, device: &str) -> bool {
         let mut volumes = self.pods.values().flat_map(|pod| pod.volumes.values());
         volumes.any(|volume| volume.driven.as_ref().is_some_and(|of| of.device() == device))
     }
 
-    /// The volumes of pods that have not ended, by pod and name: as containers have them, and as
-    /// their drivers name them.
+    /// Returns the volumes of pods that have not ended, by pod and name: as containers have them if
+    /// they are set up, and as their drivers name them if they have one.
     pub(super) fn known(&self) -> HashMap<(Uid, String), (Option<Mounted>, Option<Handle>)> {
         let of_pods = self.pods.iter().flat_map(|(uid, pod)| {
             pod.volumes.iter().map(move |(name, volume)| {
@@ -211,7 +211,7 @@ impl VolumeManager {
         })
     }
 
-    /// The volumes of a pod that are set up.
+    /// Returns the volumes of a pod that are set up.
     pub fn mounted(&self, uid: &Uid) -> VolumeMap {
         let state = self.0.state.lock();
         let volumes = state.pods.get(uid).map(|pod| &pod.volumes).into_iter().flatten();
@@ -220,7 +220,7 @@ impl VolumeManager {
         mounted.collect()
     }
 
-    /// The groups that a pod's containers need for its volumes, beside those of the pod.
+    /// Returns the groups that a pod's containers need for its volumes, beside those of the pod.
     /// Upstream: `GetExtraSupplementalGroupsForPod`.
     pub fn groups(&self, pod: &Pod) -> BTreeSet<i64> {
         let security = pod.spec().security_context.as_ref();
@@ -333,7 +333,8 @@ impl VolumeManager {
         self.0.drivers.changed()
     }
 
-    /// Does what is due without a pod's sync, until stopped; without an API server nothing is.
+    /// Finds the volumes in use, wakes the pods that wait, and unstages unused volumes, until
+    /// stopped. Without an API server it returns at once: no volume is attached or staged.
     pub async fn run(self, stop: StopToken) {
         if self.0.server.is_none() {
             return;
@@ -477,7 +478,7 @@ impl Inner {
         self.sync_again(|pod| pod.waits);
     }
 
-    /// The drivers and handles of volumes that are staged or published.
+    /// Returns the drivers and handles of volumes that are staged or published.
     async fn names_on_disk(&self) -> Result<BTreeSet<(String, String)>, Error> {
         let folders = self.folders.clone();
         let names = task::blocking(move || -> io::Result<_> {
@@ -489,17 +490,20 @@ impl Inner {
     }
 
     /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and
-    /// lets the pods whose volumes wait for them be synced again.
+    /// lets the pods whose volumes wait for such a change be synced again. A driver that comes or
+    /// goes also ends all back-offs: then every pod with missing volumes, and every one whose end
+    /// failed, is synced again.
     async fn wake(&self) {
-        let mut changes = self.drivers.changes();
+        let mut seen_changes = self.drivers.changes();
         loop {
             let (node, drivers) = (self.own.changed(), self.drivers.changed());
             let reported = self.in_use.reported();
-            // Several may have changed: which of them has ended the wait does not matter.
+            // Several may have changed, so all pods that wait are woken. Changes of drivers have a
+            // number by which they are recognized.
             self.sync_again(|pod| pod.waits);
-            let now = self.drivers.changes();
-            if now != changes {
-                changes = now;
+            let changes = self.drivers.changes();
+            if changes != seen_changes {
+                seen_changes = changes;
                 let stuck = {
                     let mut state = self.state.lock();
                     let volumes = state.pods.values_mut().flat_map(|pod| pod.volumes.values_mut());
@@ -513,6 +517,7 @@ impl Inner {
         }
     }
 
+    /// Has the pods synced again whose volumes are in a state for which `is_due` is true.
     fn sync_again(&self, is_due: impl Fn(&PodVolumes) -> bool) {
         let state = self.state.lock();
         for (uid, _) in state.pods.iter().filter(|(_, pod)| is_due(pod)) {

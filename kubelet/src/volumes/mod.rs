@@ -231,7 +231,7 @@ pub fn mounts(
 /// Builds the devices of a container from its volumes of blocks. Upstream: `makeBlockVolumes`.
 ///
 /// # Errors
-/// A volume is no device.
+/// A volume is not set up, or is no device.
 pub fn devices(mounted: &VolumeMap, container: &Container) -> Result<Vec<api::Device>, Error> {
     let device = |device: &core::VolumeDevice| {
         let volume = mounted.get(&device.name).filter(|volume| volume.is_device);
@@ -327,8 +327,8 @@ pub fn hosts(pod: &Pod, ips: &[String], name: &PodName) -> String {
     text + &aliases(pod)
 }
 
-/// Builds the content of `/etc/hosts` for a pod with the host's network: the host's own content and
-/// the pod's aliases. Blocks.
+/// Builds the content of `/etc/hosts` for a pod with the host's network: the host's own content, if
+/// it has the file, and the pod's aliases. Blocks.
 ///
 /// # Errors
 /// When the host's file cannot be read.

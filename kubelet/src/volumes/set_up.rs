@@ -38,7 +38,7 @@ impl Attempt {
         matches!(self, Attempt::Done(_) | Attempt::Kept)
     }
 
-    /// Whether the volume waits for others, such as its attachment.
+    /// Returns whether the volume waits for others, such as its attachment.
     pub(super) fn is_wait(&self) -> bool {
         matches!(self, Attempt::Failed(error) if error.is_wait())
     }

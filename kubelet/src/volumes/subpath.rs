@@ -140,7 +140,8 @@ fn mount_at(found: &OwnedFd, target: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the target of a mount: a folder is mounted on a folder, everything else on a file.
+/// Makes the target of a mount, in place of one of the other kind: a folder is mounted on a folder,
+/// everything else on a file.
 fn prepare(target: &Path, is_folder: bool) -> io::Result<()> {
     match fs::symlink_metadata(target) {
         Ok(old) if old.is_dir() == is_folder => return Ok(()),

@@ -34,12 +34,13 @@ pub fn quotas(store: &Store, call: &Call, before: Option<&Value>) -> Vec<Arc<Sto
 /// Returns whether an update brings a pod into the scope of other quotas. Upstream:
 /// `podEvaluator.Handles`.
 pub fn changes_scope(kind: &Kind, new: &Value, old: &Value) -> bool {
+    // The scopes `Terminating` and `NotTerminating`; a pod stays in the others.
     let ends =
         |pod: &Value| pod["spec"]["activeDeadlineSeconds"].as_i64().is_some_and(|it| it >= 0);
     is_pod(kind) && ends(new) != ends(old)
 }
 
-/// Returns whether an object is in all scopes of a quota.
+/// Returns whether an object is in all scopes of a quota; false if the quota is malformed.
 fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else { return false };
     let evaluator = Evaluator::new(kind, object);
@@ -47,8 +48,9 @@ fn is_counted(kind: &Kind, object: &Value, quota: &Value) -> bool {
 }
 
 /// Adds what the object uses to the usage in the quota's status, and returns the sums of the
-/// resources that change. Returns `None` when the quota does not count the object. A quota without
-/// a status limits nothing yet. Errors: 403. Upstream: `CheckRequest`.
+/// resources that change. Returns `None` when the quota does not count the object, or the object
+/// uses nothing of it. A quota without a status limits nothing yet. Errors: 403. Upstream:
+/// `CheckRequest`.
 pub fn charge(kind: &Kind, object: &Value, quota: &Value) -> ApiResult<Option<ResourceList>> {
     let Ok(quota) = serde_json::from_value::<ResourceQuota>(quota.clone()) else {
         return Ok(None);

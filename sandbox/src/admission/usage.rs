@@ -132,7 +132,7 @@ fn selects(scope: &ScopeRequirement, classes: &[&str]) -> bool {
     })
 }
 
-/// Quantities by resource name; other values are left out.
+/// Returns the quantities of a map by resource name; other values are left out.
 pub fn amounts(map: &Value) -> ResourceList {
     let entries = map.as_object().into_iter().flatten();
     let amount = |value: &Value| value.as_str().and_then(|text| text.parse::<Quantity>().ok());

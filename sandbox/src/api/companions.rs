@@ -59,7 +59,7 @@ impl Api {
     }
 
     /// Creates an IPAddress for each cluster IP that the service gains, and deletes those of the
-    /// IPs that it loses. Called after each write of a service.
+    /// IPs that it loses, if the kind is served. Called after each write of a service.
     fn sync_ip_addresses(&self, old: Option<&Value>, new: Option<&Value>) -> ApiResult<()> {
         let Some(kind) = self.registry.find(NETWORKING, "v1", "ipaddresses") else { return Ok(()) };
         let (before, after) = (addresses(old), addresses(new));
@@ -88,7 +88,8 @@ impl Api {
         Ok(())
     }
 
-    /// Keeps one APIService for each version of a group that definitions serve.
+    /// Keeps one APIService for each version of a group that definitions serve. Does nothing if
+    /// APIServices are not served.
     fn sync_api_services(&self, group: &str) -> ApiResult<()> {
         let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
             return Ok(());
@@ -123,8 +124,8 @@ impl Api {
         Ok(())
     }
 
-    /// Creates an APIService of this server. `how`: the value of the label of automatic
-    /// registration, `true` or `onstart`.
+    /// Creates an APIService of this server, if the kind is served. `how`: the value of the label
+    /// of automatic registration, `true` or `onstart`.
     pub fn register(&self, name: &str, how: &str, spec: Value) -> ApiResult<()> {
         let Some(kind) = self.registry.find(REGISTRATION, "v1", "apiservices") else {
             return Ok(());

@@ -115,8 +115,8 @@ fn set_deletion(object: &mut Value, due: Timestamp, grace: i64) {
     }
 }
 
-/// Returns the grace period in seconds of a delete, or `None` for a kind that is deleted at once.
-/// Upstream: `podStrategy.CheckGracefulDelete`.
+/// Returns the grace period in seconds of a delete, or `None` for a kind that is deleted at once. A
+/// pod's negative period counts as 1. Upstream: `podStrategy.CheckGracefulDelete`.
 fn graceful_period(kind: &Kind, object: &Value, options: &DeleteOptions) -> Option<i64> {
     let own = (kind.default_grace)(object);
     if !(kind.resource.plural == "pods" && kind.resource.group.is_empty()) {
@@ -240,7 +240,8 @@ impl Api {
         }
     }
 
-    /// Deletes the selected objects of a collection, and answers with them as they were listed.
+    /// Deletes the selected objects of a collection, and answers with them as they were listed. One
+    /// that is gone meanwhile is no error.
     /// Upstream: `Store.DeleteCollection`.
     pub fn delete_collection(&self, call: &Call, payload: &Payload) -> ApiResult<Response> {
         let options = DeleteOptions::of(call, payload)?;

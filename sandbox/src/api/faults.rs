@@ -180,6 +180,7 @@ impl Faults {
         self.lock().rewrites.push(Rewrite { resource, change });
     }
 
+    /// Makes the planned changes to a new object of this resource.
     pub(crate) fn apply_rewrites(&self, resource: &str, object: &mut Value) {
         let state = self.lock();
         let rewrites = state.rewrites.iter().filter(|rewrite| rewrite.resource == resource);

@@ -69,7 +69,8 @@ pub fn partial(object: &Value) -> Value {
     })
 }
 
-/// Encodes one object's message, in the requested form.
+/// Encodes one object's message, in the requested form. The message of an object as it is stored is
+/// encoded once, and kept.
 fn object_message(call: &Call, stored: &Stored) -> Bytes {
     let (version, kind) = message_kind(call);
     match in_version_of(&call.kind, stored) {
@@ -123,6 +124,8 @@ pub fn parse_version(text: &str) -> ApiResult<Option<u64>> {
     }
 }
 
+/// Encodes a `continue` token as upstream's: the list at `version` continues behind the key
+/// `after`, at the least key that is greater, which has a zero byte more.
 pub fn encode_continue(version: i64, after: &str) -> String {
     URL_SAFE_NO_PAD.encode(
         json!({ "v": "meta.k8s.io/v1", "rv": version, "start": format!("{after}\0") }).to_string(),

@@ -57,6 +57,7 @@ impl Selection {
 
     /// Returns a field by which objects of this kind cannot be selected, if the selection has one.
     pub fn unsupported(&self) -> Option<&str> {
+        // A field that the kind knows has a value even in an empty object.
         let fields = self.fields.iter().map(|term| term.path.as_str());
         fields
             .filter(|path| !matches!(*path, "metadata.name" | "metadata.namespace"))

@@ -221,6 +221,7 @@ impl Api {
                 Ok(new)
             });
             match changed {
+                // With 404 the quota has been deleted meanwhile.
                 Err(error) if error.code != 404 => return Err(error),
                 _ => {}
             }

@@ -62,6 +62,8 @@ pub fn fields_of(shape: Shape<'_>, value: &Value) -> Fields {
     for (name, of, part) in parts {
         let mut below = fields_of(of, part);
         let named = name.strip_prefix("f:").is_some_and(|key| shape.names(key));
+        // A member that the schema names is no field of its own beside those below it; items of
+        // lists and keys of maps are.
         below.member |= !named || part.is_null() || is_empty_object(part);
         fields.insert(name, below);
     }

@@ -174,14 +174,14 @@ fn schema(Schema(name, precedence, level, flows, requests, who): &Schema) -> Val
 }
 
 /// Creates the default priority levels and flow schemas, the schemas with the status that their
-/// level exists.
+/// level exists. Does nothing if the API is not served.
 pub fn create(api: &Api) -> ApiResult<()> {
     if api.registry.find(GROUP, "v1", "flowschemas").is_none() {
         return Ok(());
     }
-    let exempt = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
-    let exempt = json!({ "type": "Exempt", "exempt": exempt });
-    let exempt = object("PriorityLevelConfiguration", "exempt", exempt);
+    let shares = json!({ "nominalConcurrencyShares": 0, "lendablePercent": 0 });
+    let spec = json!({ "type": "Exempt", "exempt": shares });
+    let exempt = object("PriorityLevelConfiguration", "exempt", spec);
     for level in LEVELS.iter().map(level).chain([exempt]) {
         api.create_value(GROUP, "prioritylevelconfigurations", level)?;
     }

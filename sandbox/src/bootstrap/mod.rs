@@ -50,7 +50,8 @@ fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
     json!({ "type": kind, "status": status, "reason": reason, "message": message })
 }
 
-/// Creates the system's PriorityClasses. Upstream: `pkg/apis/scheduling/v1.SystemPriorityClasses`.
+/// Creates the system's PriorityClasses, if the kind is served. Upstream:
+/// `pkg/apis/scheduling/v1.SystemPriorityClasses`.
 fn system_priorities(api: &Api) -> ApiResult<()> {
     const GROUP: &str = "scheduling.k8s.io";
     if api.registry.find(GROUP, "v1", "priorityclasses").is_none() {
@@ -91,8 +92,8 @@ pub fn first_objects(api: &Api) -> ApiResult<()> {
     identity(api)
 }
 
-/// Creates the lease that shows that this server lives, for readers of its storage versions. It is
-/// not renewed here. Upstream: `pkg/controlplane/apiserver.Server`.
+/// Creates the lease that shows that this server lives, for readers of its storage versions, if
+/// these are served. It is not renewed here. Upstream: `pkg/controlplane/apiserver.Server`.
 fn identity(api: &Api) -> ApiResult<()> {
     if api.registry.find("internal.apiserver.k8s.io", "v1alpha1", "storageversions").is_none() {
         return Ok(());
@@ -112,7 +113,8 @@ fn identity(api: &Api) -> ApiResult<()> {
     api.create_value("coordination.k8s.io", "leases", lease).map(drop)
 }
 
-/// Creates the settings with which other servers of the control plane authenticate their clients.
+/// Creates the settings with which other servers of the control plane authenticate their clients,
+/// if ConfigMaps are served.
 /// Upstream: `pkg/controlplane/controller/clusterauthenticationtrust`.
 ///
 /// `front_proxy_ca` signs the certificates of proxies that name a user in headers.
@@ -138,8 +140,8 @@ pub fn authentication_settings(api: &Api, client_ca: &str, front_proxy_ca: &str)
     Ok(())
 }
 
-/// Creates the ConfigMap with which a joining node finds and trusts the cluster. Upstream: `kubeadm
-/// init`.
+/// Creates the ConfigMap with which a joining node finds and trusts the cluster, if ConfigMaps are
+/// served. Upstream: `kubeadm init`.
 pub fn cluster_info(api: &Api, server: &str, ca: &str) -> ApiResult<()> {
     let cluster = json!({
         "certificate-authority-data": STANDARD.encode(ca), "server": server,
@@ -181,8 +183,8 @@ fn local_services(api: &Api) -> ApiResult<()> {
     Ok(())
 }
 
-/// Records the date since which the last use of legacy tokens is tracked. Upstream:
-/// `pkg/controlplane/controller/legacytokentracking`.
+/// Records the date since which the last use of legacy tokens is tracked, if ConfigMaps are served.
+/// Upstream: `pkg/controlplane/controller/legacytokentracking`.
 fn track_legacy_tokens(api: &Api) -> ApiResult<()> {
     if api.registry.find("", "v1", "configmaps").is_none() {
         return Ok(());
@@ -198,8 +200,8 @@ fn track_legacy_tokens(api: &Api) -> ApiResult<()> {
     api.create_value("", "configmaps", map).map(drop)
 }
 
-/// Creates the StorageClasses of the stand-in driver: the default one, and one that waits for a
-/// consumer.
+/// Creates the StorageClasses of the stand-in driver, if the kind is served: the default one, and
+/// one that waits for a consumer.
 fn first_classes(api: &Api) -> ApiResult<()> {
     const GROUP: &str = "storage.k8s.io";
     if api.registry.find(GROUP, "v1", "storageclasses").is_none() {
@@ -221,7 +223,7 @@ fn first_classes(api: &Api) -> ApiResult<()> {
     Ok(())
 }
 
-/// Creates the range of Service addresses. Upstream:
+/// Creates the range of Service addresses, if the kind is served. Upstream:
 /// `pkg/controlplane/controller/defaultservicecidr`.
 fn first_subnet(api: &Api) -> ApiResult<()> {
     const GROUP: &str = "networking.k8s.io";
@@ -237,7 +239,8 @@ fn first_subnet(api: &Api) -> ApiResult<()> {
     set_conditions(api, GROUP, "servicecidrs", "kubernetes", ready)
 }
 
-/// Replaces the conditions of a cluster-scoped object with this one.
+/// Replaces the conditions of a cluster-scoped object with this one. Does nothing if the kind is
+/// not served.
 fn set_conditions(
     api: &Api,
     group: &str,

@@ -125,7 +125,7 @@ fn binding(what: &str, name: &str, to: &str, subjects: &[&str]) -> (&'static str
     (resource, binding)
 }
 
-/// Creates the default roles and bindings.
+/// Creates the default roles and bindings, if the kinds are served.
 pub fn create(api: &Api) -> ApiResult<()> {
     if api.registry.find(GROUP, "v1", "clusterroles").is_none() {
         return Ok(());

@@ -50,6 +50,7 @@ static FORMATS: LazyLock<Vec<Named>> = LazyLock::new(|| {
     ]
 });
 
+/// Returns the name of a format, if there is one. `uri` has no pattern: it is not in the table.
 fn named(name: &str) -> Option<&'static str> {
     let known = FORMATS.iter().map(|format| format.0).find(|known| *known == name);
     known.or((name == "uri").then_some("uri"))

@@ -64,6 +64,7 @@ fn holds(of: (IpAddr, u8), ip: IpAddr) -> bool {
     of.0.is_ipv4() == ip.is_ipv4() && masked(of.0, of.1) == masked(ip, of.1)
 }
 
+/// Upstream: Go's `netip.Addr.IsLinkLocalMulticast`.
 fn is_multicast_of_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.octets()[..3] == [224, 0, 0],
@@ -71,6 +72,7 @@ fn is_multicast_of_link(ip: IpAddr) -> bool {
     }
 }
 
+/// Upstream: Go's `netip.Addr.IsLinkLocalUnicast`.
 fn is_unicast_of_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_link_local(),

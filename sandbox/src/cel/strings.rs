@@ -89,6 +89,7 @@ pub fn regex(pattern: &str) -> Result<Regex> {
     Regex::new(pattern).map_err(|error| format!("error parsing regexp: {error}"))
 }
 
+/// Returns the parts of a text that match a pattern, at most `limit`; a negative limit means all.
 fn find_all(text: &str, pattern: &str, limit: i64) -> Result<Value> {
     let regex = regex(pattern)?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
@@ -118,6 +119,8 @@ fn index_of(text: &str, part: &str, start: usize) -> Value {
     found.unwrap_or(Value::Int(-1))
 }
 
+/// Returns the index in characters of the last `part` that ends before the byte `end`; -1: there is
+/// no such part.
 fn last_index_of(text: &str, part: &str, end: usize) -> Value {
     text[..end].rfind(part).map_or(Value::Int(-1), |at| characters(&text[..at]))
 }

@@ -11,6 +11,7 @@ use super::{
 use crate::status::Cause;
 use kube_controller_manager::objects::ResourceType;
 
+/// The `field` of a kind whose objects cannot be selected by fields of their own.
 fn no_field(_: &Value, _: &str) -> Option<String> {
     None
 }

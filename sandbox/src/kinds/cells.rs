@@ -83,6 +83,7 @@ struct PodSummary {
     reason: String,
 }
 
+/// Returns why a container has ended: its reason, else the signal or the exit code.
 fn terminated_reason(terminated: &Value) -> String {
     match (text(terminated, "/reason"), int(terminated, "/signal").unwrap_or(0)) {
         ("", 0) => format!("ExitCode:{}", int(terminated, "/exitCode").unwrap_or(0)),
@@ -365,6 +366,7 @@ pub fn event_last_seen(event: &Value, now: i64) -> String {
     }
 }
 
+/// Returns the age of an event's first occurrence; a newer event has only `eventTime`.
 pub fn event_first_seen(event: &Value, now: i64) -> String {
     match text(event, "/firstTimestamp") {
         "" => since(event, "/eventTime", now),
@@ -380,6 +382,8 @@ pub fn event_object(event: &Value) -> String {
     }
 }
 
+/// Returns what has reported an event, and where. Without the fields of `source`, the reporting
+/// component and instance.
 pub fn event_source(event: &Value) -> String {
     let component = or(event, "/source/component", text(event, "/reportingComponent"));
     match or(event, "/source/host", text(event, "/reportingInstance")) {
@@ -388,6 +392,8 @@ pub fn event_source(event: &Value) -> String {
     }
 }
 
+/// Returns how often an event has occurred: the count of its series, if it has one, else its own,
+/// of which 0 means 1.
 pub fn event_count(event: &Value) -> i64 {
     let count = int(event, "/count").unwrap_or(0);
     int(event, "/series/count").unwrap_or(if count == 0 { 1 } else { count })
@@ -429,6 +435,7 @@ pub fn job_completions(job: &Value) -> String {
     }
 }
 
+/// Returns how long a Job has run, until it completed or until now; empty if it has not started.
 pub fn job_duration(job: &Value, now: i64) -> String {
     let Some(start) = seconds(job, "/status/startTime") else { return String::new() };
     human_duration(seconds(job, "/status/completionTime").unwrap_or(now) - start)

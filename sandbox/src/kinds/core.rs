@@ -62,7 +62,7 @@ fn allocate(service: &mut Value) {
         return;
     }
     if text(spec, "/clusterIP").is_empty() {
-        // 10.96.0.0/16: a million services would wrap, and no sandbox has them.
+        // 10.96.0.0/16: more than 65536 services would wrap, and no sandbox has them.
         let [_, _, high, low] = NEXT_ADDRESS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
         let first = text(spec, "/clusterIPs/0").to_owned();
         let address = if first.is_empty() { format!("10.96.{high}.{low}") } else { first };
@@ -195,6 +195,7 @@ pub fn update_service(new: &Value, old: &Value) -> Vec<Cause> {
     faults
 }
 
+/// Labels a namespace with its name, and drops nulls.
 pub fn default_namespace(namespace: &mut Value) {
     drop_nulls(namespace);
     let name = text(namespace, "/metadata/name").to_owned();
@@ -208,7 +209,8 @@ pub fn prepare_namespace(namespace: &mut Value) {
     fill(object(namespace, "spec"), "finalizers", json!(["kubernetes"]));
 }
 
-/// Keeps the finalizers: only the subresource `finalize` changes them.
+/// Keeps the specification, which is the finalizers: only the subresource `finalize` changes them.
+/// Keeps the status too.
 pub fn prepare_namespace_update(new: &mut Value, old: &Value) {
     super::json::restore(new, old, "spec");
     super::workloads::keep_status(new, old);
@@ -482,6 +484,8 @@ pub fn default_volume(volume: &mut Value) {
     }
 }
 
+/// Prepares a new volume for storage: it is pending since its creation, and has the finalizer that
+/// protects a volume in use.
 pub fn prepare_volume(volume: &mut Value) {
     set_pending(volume);
     if let Some(created) = volume.pointer("/metadata/creationTimestamp").cloned() {

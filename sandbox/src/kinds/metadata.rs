@@ -52,6 +52,8 @@ fn is_dns1123_label(text: &str) -> bool {
     !text.is_empty() && text.chars().all(inside) && !text.starts_with('-') && !text.ends_with('-')
 }
 
+/// Returns whether a text has only letters, digits, `-`, `_` and `.`, and begins and ends with a
+/// letter or digit: the form of a label's value, and of the name in its key.
 fn is_word(text: &str) -> bool {
     let edge = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric());
     text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))

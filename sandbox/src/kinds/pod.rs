@@ -168,7 +168,8 @@ pub fn default(pod: &mut Value) {
     }
 }
 
-/// Sets the fields that registry and admission set: an empty status, priority, tolerations.
+/// Sets the fields that registry and admission set: the status of a pending pod, its priority, and
+/// tolerations of nodes that are not ready or unreachable.
 pub fn prepare_create(pod: &mut Value) {
     let class = qos_class(pod);
     set(pod, "status", json!({ "phase": "Pending", "qosClass": class }));

@@ -28,7 +28,7 @@ pub fn with_change(subresource: &str, new: &Value, old: &Value) -> Value {
         restore(&mut whole["spec"], &new["spec"], "ephemeralContainers");
         return whole;
     }
-    if !reordered(new, old).is_empty() {
+    if !changed_containers(new, old).is_empty() {
         // Its validation refuses this.
         for part in RESIZED {
             restore(&mut whole["spec"], &new["spec"], part);
@@ -135,7 +135,7 @@ fn is_set(value: &Value) -> bool {
 }
 
 /// Returns the faults of a resize that adds, removes, renames or reorders containers.
-fn reordered(new: &Value, old: &Value) -> Vec<Cause> {
+fn changed_containers(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = Vec::new();
     for part in RESIZED {
         let pointer = format!("/spec/{part}");
@@ -165,9 +165,9 @@ fn check_resize(new: &Value, old: &Value) -> Vec<Cause> {
         let reported = new.pointer("/status/qosClass").cloned().unwrap_or_default();
         faults.push(invalid("spec", &reported, why));
     }
-    let reordered = reordered(new, old);
-    if !reordered.is_empty() {
-        faults.extend(reordered);
+    let changed = changed_containers(new, old);
+    if !changed.is_empty() {
+        faults.extend(changed);
         return faults;
     }
     for part in RESIZED {

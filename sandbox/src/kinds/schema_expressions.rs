@@ -123,14 +123,14 @@ fn check_rules(
     let new_self = to_cel(schema, value, is_resource);
     let old_self = old.map(|old| to_cel(schema, old, is_resource));
     let kind = text(schema, "/type");
-    let root = if at.is_empty() { "<nil>" } else { at };
+    let place = if at.is_empty() { "<nil>" } else { at };
     for rule in rules {
         let source = text(rule, "/rule").trim();
         let title = match text(rule, "/message").trim() {
             "" => source,
             message => message,
         };
-        let rule_fault = |detail: &str| invalid(root, &kind.into(), detail);
+        let rule_fault = |detail: &str| invalid(place, &kind.into(), detail);
         let program = match Program::parse(source) {
             Ok(program) => program,
             Err(issue) => {
@@ -157,7 +157,7 @@ fn check_rules(
             Ok(_) if !uses_old && old == Some(value) => {}
             Ok(_) => {
                 let path = match (at, text(rule, "/fieldPath").trim_start_matches('.')) {
-                    (_, "") => root.to_owned(),
+                    (_, "") => place.to_owned(),
                     ("", below) => below.to_owned(),
                     (at, below) => format!("{at}.{below}"),
                 };
@@ -198,7 +198,12 @@ fn refusal_cause(rule: &Value, path: String, value: &Value, detail: &str) -> Cau
     match text(rule, "/reason") {
         "FieldValueForbidden" => forbidden(path, detail),
         "FieldValueRequired" => required(path, detail),
-        "FieldValueDuplicate" => duplicate(path, if is_plain { value } else { &Value::Null }),
+        "FieldValueDuplicate" if is_plain => duplicate(path, value),
+        "FieldValueDuplicate" => Cause {
+            reason: "FieldValueDuplicate",
+            message: "Duplicate value".to_owned(),
+            field: path,
+        },
         _ if is_plain => invalid(path, value, detail),
         _ => Cause {
             reason: "FieldValueInvalid",
@@ -208,7 +213,8 @@ fn refusal_cause(rule: &Value, path: String, value: &Value, detail: &str) -> Cau
     }
 }
 
-/// Converts a value to CEL, with the types from its schema. Upstream: `UnstructuredToVal`.
+/// Converts a value to CEL, with the types from its schema, without the members that the schema
+/// does not know or whose name CEL cannot express. Upstream: `UnstructuredToVal`.
 fn to_cel(schema: &Value, value: &Value, is_resource: bool) -> cel::Value {
     let untyped = || cel::Value::from(value);
     if truth(schema, "/x-kubernetes-int-or-string") {

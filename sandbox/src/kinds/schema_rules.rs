@@ -10,8 +10,8 @@ use super::json::{int, list, text, truth};
 use super::schema::{additional, is_own, property};
 use crate::status::Cause;
 
-/// Faults of a whole object. `old`: the object before an update: a fault that it had and that has
-/// not changed is accepted.
+/// Returns the faults of a whole object. `old` is the object before an update: a fault that it had
+/// and that has not changed is accepted.
 pub fn check(schema: &Value, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut faults = Vec::new();
     check_at(schema, object, old, "", &mut faults);

@@ -58,7 +58,8 @@ impl Stage {
         }
     }
 
-    /// Waits until the manager has ended by itself, and returns its exit code.
+    /// Waits until the manager has ended by itself, and returns its exit code; `None`: a signal has
+    /// ended it.
     pub async fn wait_for_end(&self, actor: &mut Actor) -> Result<Option<i32>> {
         let give_up = self.cluster.clock().monotonic() + self.patience;
         loop {

@@ -74,7 +74,8 @@ impl Run {
         ObjectKey::new(&namespace, &format!("app-{n}"))
     }
 
-    /// Starts managers on the full cluster, one after the other.
+    /// Restarts the manager on the full cluster several times, and returns the last one. The report
+    /// gets the start of the median duration.
     pub(super) async fn restarts(&mut self, mut manager: ManagerProcess) -> Result<ManagerProcess> {
         self.phase("restarts on the full cluster");
         let pods = self.size.pods() as i64;
@@ -167,7 +168,8 @@ impl Run {
         }
     }
 
-    /// Adds up the statuses of all Deployments, from the cache if there is one, else from a list.
+    /// Adds up the statuses of all Deployments, from the cache if there is one, else from a list of
+    /// the load's one namespace.
     pub(super) async fn sum(&self) -> Result<Sum> {
         let all = match &self.seen {
             Some(seen) => seen.deployments(),

@@ -305,8 +305,8 @@ impl User {
         self.seen.events.len()
     }
 
-    /// Waits for the first event from `since` on at which `done` holds, and returns its time. It is
-    /// called with each event of this round's namespace in turn.
+    /// Waits for the first event from `since` on at which `done` holds, and returns the event's
+    /// time. `done` is called with each event of this round's namespace in turn.
     async fn wait_for_event(
         &mut self,
         since: usize,
@@ -385,7 +385,7 @@ impl User {
     async fn remove(&mut self, resource: &ResourceType, name: &str) -> Result<()> {
         let key = ObjectKey::new(&self.namespace, name);
         self.client.resource(resource).delete(&key, Delete::background()).await?;
-        let (verbs, give_up) = (self.client.resource(&Pod::RESOURCE), self.clock.monotonic());
+        let (verbs, begin) = (self.client.resource(&Pod::RESOURCE), self.clock.monotonic());
         let options =
             ListOptions { label_selector: Some(format!("app={name}")), ..ListOptions::default() };
         loop {
@@ -393,7 +393,7 @@ impl User {
             if pods.items.is_empty() {
                 break;
             }
-            if self.clock.monotonic() > give_up + self.patience {
+            if self.clock.monotonic() > begin + self.patience {
                 return Err(format!("the pods of {name} are not deleted").into());
             }
             self.clock.sleep(POLL).await;

@@ -81,7 +81,7 @@ impl fmt::Display for Bound {
 }
 
 impl Metrics {
-    /// Chooses a free port.
+    /// Chooses a free port of this machine for a manager, and makes a client for it.
     pub fn new(clock: &SharedClock) -> Result<Metrics> {
         let port = free_port()?;
         let mut config = Config::new(format!("https://127.0.0.1:{port}"));

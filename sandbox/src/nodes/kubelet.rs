@@ -26,8 +26,8 @@ use super::{NodeOptions, StandIn, Steering};
 
 const NAME: &str = "sandbox-kubelet";
 const WORKERS: usize = 8;
-/// The nodes whose leases are renewed at the same time: one after the other, thousands of them would
-/// outlast their leases on a busy server.
+/// How many nodes' leases are renewed at the same time. One after the other, the leases of
+/// thousands of nodes would expire on a busy server before their turn.
 const LANES: usize = 16;
 /// The pause after a conflict. A conflict that a planned fault caused is not followed by an event, so
 /// the pod is synced again.
@@ -231,6 +231,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
             () if now < due => Step::Wait(due.duration_since(now)),
             // The object outlives its containers, so their end is reported.
             () if stays && !pod.status.is_terminal() => Step::Kill,
+            // It was removed with the grace period 0, and now only finalizers keep it.
             () if stays && grace.is_zero() => Step::Nothing,
             () => Step::Remove,
         };
@@ -241,6 +242,7 @@ fn step(pod: &BoundPod, now: Timestamp, options: &NodeOptions, held: bool) -> St
     if pod.status.phase == "Running" || !pod.status.container_statuses.is_empty() {
         return Step::Run;
     }
+    // Without a delay the pod runs at once, and its acceptance is not reported first.
     let Some(since) = pod.status.start_time.or(options.start_delay.is_zero().then_some(now)) else {
         return Step::Start;
     };
@@ -396,8 +398,8 @@ impl Kubelet {
         pods.patch::<Value>(key, &patch).await.map(drop)
     }
 
-    /// Sends heartbeats for the nodes of one lane until the stop: for those whose number has this
-    /// remainder of `LANES`. Dead nodes are left out.
+    /// Sends heartbeats, until the stop, for the nodes of one lane: those whose number modulo
+    /// `LANES` is `lane`. Dead nodes are left out.
     async fn keep_alive(self: Arc<Self>, lane: usize, stop: StopToken) {
         loop {
             for index in (lane..self.options.count).step_by(LANES) {

@@ -151,7 +151,8 @@ pub struct StandIns {
 }
 
 impl StandIns {
-    /// Starts the stand-ins with an administrator's `client`.
+    /// Starts the stand-ins with an administrator's `client`. Beside real nodes these are only the
+    /// scheduler and the provisioner.
     pub fn start(client: &Client, clock: &SharedClock, options: NodeOptions) -> StandIns {
         let factory = SharedInformerFactory::new(ClientSource::new(client.clone()), clock.clone());
         let steering = Steering::default();

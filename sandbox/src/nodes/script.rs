@@ -48,7 +48,8 @@ impl Script {
         (!text.trim().is_empty()).then_some(Script::Ends { after, code })
     }
 
-    /// Parses a container's command line.
+    /// Parses a container's command line, which may be a shell with a script (`sh -c SCRIPT`).
+    /// `None` as in [`Self::parse`].
     pub fn of_command(words: &[String]) -> Option<Script> {
         match words {
             [] => None,

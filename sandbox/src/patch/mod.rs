@@ -121,7 +121,7 @@ fn bytes_copied(operation: &PatchOperation, object: &Value) -> usize {
     bytes.and_then(Result::ok).map_or(0, |bytes| bytes.len())
 }
 
-/// Returns the depth that an operation leads to.
+/// Returns the depth that an operation leads to; 0 for one that adds nothing.
 fn depth_after(operation: &PatchOperation, object: &Value) -> usize {
     let (path, value) = match operation {
         PatchOperation::Add(add) => (&add.path, Some(&add.value)),

@@ -27,7 +27,7 @@ pub fn message(api_version: &str, kind: &str, object: &Value) -> Option<Bytes> {
     Some(writer.finish().into())
 }
 
-/// Returns an object in its envelope, by the kind that it names.
+/// Returns an object in its envelope, by the kind that it names; `None` when the table lacks it.
 pub fn encode(object: &Value) -> Option<Vec<u8>> {
     let text = |key| object.get(key).and_then(Value::as_str).unwrap_or_default();
     let (api_version, kind) = (text("apiVersion"), text("kind"));

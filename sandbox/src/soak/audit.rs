@@ -62,8 +62,9 @@ impl Audit {
         std::mem::take(&mut *self.records.lock())
     }
 
-    /// Wraps a server's handler so that it records the writes of the manager in this seat. `run`
-    /// counts the processes that the seat has had.
+    /// Wraps a server's handler so that it records the writes of the manager in this seat: each
+    /// when it arrives and, unless the connection is aborted, when it is answered. `run` counts the
+    /// processes that the seat has had.
     pub fn wrap(
         self: &Arc<Self>,
         seat: usize,
@@ -125,6 +126,7 @@ fn resource_name(path: &ResourcePath) -> String {
     named
 }
 
+/// Returns whether a write may be of the managers' lease. A create has no name in its path.
 fn is_lease(path: &ResourcePath) -> bool {
     path.resource == "leases"
         && path.namespace == LEASE_NAMESPACE
@@ -147,7 +149,8 @@ async fn with_whole_body(mut response: Response) -> Response {
     response
 }
 
-/// Returns the holder of the managers' lease in JSON or protobuf; `None` if it is another lease.
+/// Returns the holder of the managers' lease in JSON or protobuf; `None` if it is another lease or
+/// cannot be decoded.
 fn holder(lease: &[u8]) -> Option<String> {
     let lease: Value =
         serde_json::from_slice(lease).ok().or_else(|| protobuf::decode(lease).ok())?;

@@ -82,6 +82,7 @@ impl Etcd {
         self.tasks.join().await;
     }
 
+    /// Returns the changes that have been read since the last call.
     pub fn take(&self) -> NewChanges {
         let mut state = self.state.lock();
         let (changes, lost) = (std::mem::take(&mut state.changes), state.lost.take());

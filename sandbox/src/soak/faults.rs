@@ -180,6 +180,7 @@ impl FaultInjector {
         seats.iter().for_each(|seat| managers.seats()[*seat].proxy.impair(impairment));
     }
 
+    /// Ends the impairment of these managers. `cut`: their connections are reset.
     fn clear(&self, seats: &[usize], cut: bool) {
         let managers = self.managers.lock();
         seats.iter().for_each(|seat| managers.seats()[*seat].proxy.clear(cut));

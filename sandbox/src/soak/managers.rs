@@ -105,7 +105,8 @@ impl Managers {
         &self.seats
     }
 
-    /// Starts managers that have ended. Returns the ends that no fault explains.
+    /// Starts managers that have ended, a while after their end, and notes the memory of those that
+    /// run. Returns the ends that no fault explains.
     pub fn restart_ended(&mut self) -> Result<Vec<String>> {
         let now = self.clock.monotonic();
         let mut unexplained = Vec::new();
@@ -134,14 +135,14 @@ impl Managers {
         Ok(unexplained)
     }
 
-    /// Sends a signal (`-KILL`) to the manager of a seat, or to one process of it. Returns the
-    /// process that got it.
+    /// Sends a signal (`-KILL`) to the manager of a seat; with `run`, only if it is still that
+    /// process of the seat. Returns the process that got it.
     pub fn signal(&self, seat: usize, signal: &str, run: Option<u64>) -> Option<Writer> {
         let at = &self.seats[seat];
-        let is_run = at.run.load(Ordering::SeqCst);
-        let manager = at.manager.as_ref().filter(|_| run.is_none_or(|run| run == is_run))?;
+        let current = at.run.load(Ordering::SeqCst);
+        let manager = at.manager.as_ref().filter(|_| run.is_none_or(|run| run == current))?;
         let status = Command::new("kill").args([signal, &manager.id().to_string()]).status();
-        status.is_ok_and(|status| status.success()).then_some(Writer { seat, run: is_run })
+        status.is_ok_and(|status| status.success()).then_some(Writer { seat, run: current })
     }
 
     /// Returns the memory of a running manager.

@@ -256,7 +256,8 @@ impl Run {
         self.stop.unless_stopped(self.clock.sleep(wait)).await.is_some()
     }
 
-    /// Carries out the administrator's changes, each at its time, and counts their outcomes.
+    /// Carries out the administrator's changes, each at its time, and counts their outcomes. Ends
+    /// early at the stop.
     async fn work(&self, begun: Duration, steps: Vec<(Duration, Work)>) {
         for (at, work) in steps {
             if !self.wait_for_step(begun, at).await {
@@ -269,7 +270,7 @@ impl Run {
         }
     }
 
-    /// Begins the planned faults, each at its time.
+    /// Begins the planned faults, each at its time. Ends early at the stop.
     async fn faults(&self, begun: Duration, steps: Vec<(Duration, Fault)>) {
         for (at, fault) in steps {
             if !self.wait_for_step(begun, at).await {

@@ -94,7 +94,8 @@ impl Proxy {
         self.address
     }
 
-    /// Begins an impairment; it replaces the former one.
+    /// Begins an impairment, which replaces the former one. To refuse connections also resets those
+    /// that exist.
     pub fn impair(&self, impairment: Impairment) {
         self.shared.change(|state| {
             state.impairment = Some(impairment);

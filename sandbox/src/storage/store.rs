@@ -249,7 +249,8 @@ impl Store {
 
     /// Lists the objects whose key starts with `prefix` and follows `after`, in the order of their
     /// keys: those that `keep` accepts, at most `limit` of them. `at`: as they were at that
-    /// version.
+    /// version. Errors: [`StoreError::TooLarge`] for a version of the future,
+    /// [`StoreError::Compacted`] for one that is too old.
     pub fn list(
         &self,
         table: &str,

@@ -128,7 +128,8 @@ impl Workers {
     }
 
     /// Begins the next work that is due, and returns it with its pod; `None`: no work is due. The
-    /// worker gets no other work until [`done`](Self::done).
+    /// worker gets no other work until [`done`](Self::done). A static pod gets none while another
+    /// one with its name runs or has waited longer; else it is recorded as the one that runs.
     pub fn next(&mut self, now: Duration) -> Option<(Uid, Work)> {
         let Workers { workers, static_pods } = self;
         workers.iter_mut().find_map(|(uid, worker)| {

@@ -81,7 +81,8 @@ impl Phase {
         self.is_recreated_mut().copied().unwrap_or(false)
     }
 
-    /// Returns the grace with which the pod's containers have to end.
+    /// Returns the grace with which the pod's containers have to end; `None`: they do not have to
+    /// end, or have ended.
     fn grace(self) -> Option<i64> {
         match self {
             Phase::StoppingSync { grace, .. } | Phase::Terminating { grace, .. } => Some(grace),
@@ -116,8 +117,9 @@ impl PodWorker {
         &self.full_name
     }
 
-    /// Takes the pod as its source has changed it. Returns whether the work that is done now has to
-    /// be cancelled.
+    /// Takes the pod as its source has changed it, and requests a sync, or begins to end the pod if
+    /// it has to end. A finished pod ignores changes, but that it was added again is kept in mind.
+    /// Returns whether the work that is done now has to be cancelled.
     pub(super) fn update(&mut self, pod: &Arc<Pod>, reason: Reason) -> bool {
         // A pod that has to end is only created again after its end.
         if reason == Reason::Create

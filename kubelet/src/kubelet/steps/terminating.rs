@@ -47,7 +47,8 @@ impl Kubelet {
         Ok(Outcome::Done(Duration::ZERO))
     }
 
-    /// Publishes the pod's status when the results of its readiness probes change, for ever.
+    /// Publishes the pod's status, and again when the results of its readiness probes change, for
+    /// ever.
     async fn publish_readiness(&self, pod: &Arc<Pod>, runtime: &PodStatus) -> Infallible {
         let mut published: Option<Vec<Option<bool>>> = None;
         loop {
@@ -63,7 +64,7 @@ impl Kubelet {
         }
     }
 
-    /// Ends a pod that no source has, and removes its folders.
+    /// Ends a pod that no source has, and removes its volumes, folders, logs and cgroup.
     pub(super) async fn end_orphan(&self, uid: &Uid) -> Result<Outcome, Error> {
         self.manager.end_orphan(uid).await?;
         let (folders, of) = (self.manager.folders.clone(), uid.clone());

@@ -37,6 +37,7 @@ pub struct Request<'a> {
 }
 
 impl Request<'_> {
+    /// Returns the name in the request's path; a create has it only in the object.
     fn name(&self) -> &str {
         let object = self.object.or(self.old);
         match self.call.name.as_str() {

@@ -97,6 +97,7 @@ impl Subject {
         }
     }
 
+    /// Returns the name of the user; a service account has a user name of its own form.
     fn user_name(&self) -> String {
         match self.kind.as_str() {
             "ServiceAccount" => format!("system:serviceaccount:{}:{}", self.namespace, self.name),
@@ -106,8 +107,8 @@ impl Subject {
 }
 
 impl Binding {
-    /// Describes the binding and the subject by which it applies to `user`. Upstream:
-    /// `describeSubject` and the describers of bindings.
+    /// Describes the binding and the subject by which it applies to `user`. As upstream, names come
+    /// before their namespaces. Upstream: `describeSubject` and the describers of bindings.
     fn described(&self, user: &User) -> String {
         let subject = self.subjects.iter().find(|subject| subject.includes(user));
         let subject = subject.map_or_else(String::new, |Subject { kind, name, namespace }| {

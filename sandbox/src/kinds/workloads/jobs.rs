@@ -119,8 +119,8 @@ pub fn check_job(job: &Value) -> Vec<Cause> {
     faults
 }
 
-/// Checks an update of a Job. While the Job is at rest, scheduling directives in its template may
-/// change.
+/// Checks an update of a Job. While the Job is at rest, the scheduling directives and the resources
+/// in its template may change.
 pub fn check_job_update(new: &Value, old: &Value) -> Vec<Cause> {
     let mut faults = check_update_with(new, old, check_job);
     let (new_template, old_template) = (template_of(new), template_of(old));

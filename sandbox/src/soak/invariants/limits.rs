@@ -8,7 +8,8 @@ use super::{Change, Check, Groups, Verdict, at_most_one, controller, has_conditi
 use crate::object::text;
 use kube_controller_manager::objects::Timestamp;
 
-/// No volume that one node may use is attached to two nodes.
+/// No volume is attached to two nodes at a time. This holds for all volumes, since those of the
+/// soak are `ReadWriteOnce`.
 #[derive(Default)]
 pub struct Attached(Groups);
 
@@ -17,7 +18,7 @@ impl Check for Attached {
         "no volume attached twice"
     }
 
-    /// Judges each new attachment: the volume may have no other one.
+    /// Judges each attachment that becomes attached: its volume may have no other one.
     fn observe(&mut self, change: &Change<'_>) -> Verdict {
         if change.table != "volumeattachments.storage.k8s.io" {
             return Verdict::Unrelated;
@@ -65,7 +66,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Returns the pods of a namespace that count.
+    /// Returns how many pods of a namespace count against its quota.
     fn count(&self, namespace: &str, now: Timestamp) -> u64 {
         let is_stuck = |(of, until): &&(String, i64)| of == namespace && *until <= now.as_secs();
         (self.pods.size(namespace) - self.leaving.values().filter(is_stuck).count()) as u64
@@ -134,7 +135,8 @@ impl Check for Quotas {
     }
 }
 
-/// Returns the second until which a pod in deletion counts.
+/// Returns the second until which a pod in deletion counts. As upstream, the grace period is added
+/// to the time of the deletion, which has it already.
 fn counts_until(pod: &Value) -> Option<i64> {
     let deletion: Timestamp = text(pod, "/metadata/deletionTimestamp").parse().ok()?;
     Some(deletion.as_secs() + pod["metadata"]["deletionGracePeriodSeconds"].as_i64()?)

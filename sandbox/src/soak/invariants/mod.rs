@@ -137,7 +137,7 @@ impl Invariants {
     }
 }
 
-/// Counts a verdict; returns the breach of a broken invariant.
+/// Counts a verdict, unless it is `Unrelated`; returns the breach of a broken invariant.
 fn judge(
     counts: &mut BTreeMap<&'static str, u64>,
     invariant: &'static str,
