@@ -95,8 +95,8 @@ impl Entry<'_> {
 /// Reads the bytes of a file from an offset on, as many as the second number says.
 type Read<'a> = &'a dyn Fn(u64, u64) -> io::Result<Vec<u8>>;
 
-/// Reads the functions of an ELF file, none if it has no symbol table. `None`: it is no ELF file of
-/// this processor's word size.
+/// Reads the functions of an ELF file, none if it has no symbol table, or one beyond [`MOST`].
+/// `None`: it is no ELF file of this processor's word size. `file`: its path as the kernel maps it.
 fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     const LOADED: u64 = 1;
     const CODE: u64 = 1;
@@ -132,6 +132,7 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     for segment in entries(segments)? {
         let entry = Entry(&segment);
         let loaded = (|| {
+            // `p_flags`, and below `p_type`, `p_offset`, `p_vaddr`, `p_filesz`.
             let flags = entry.number_at(pick((4, 24)), 4)?;
             (entry.number_at(0, 4)? == LOADED && flags & CODE != 0).then_some(())?;
             Some(Segment {
@@ -145,12 +146,15 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     let sections = entries(sections)?;
     let place = |section: &[u8]| {
         let entry = Entry(section);
+        // `sh_offset`, `sh_size`.
         let offset = entry.number_at(pick((24, 16)), word)?;
         let size = entry.number_at(pick((32, 20)), word)?;
         (size <= MOST).then_some((offset, size))
     };
+    // By `sh_type`.
     let symbols = sections.iter().find(|s| Entry(s).number_at(4, 4) == Some(SYMBOL_TABLE));
     let Some(((offset, size), names)) = symbols.and_then(|table| {
+        // `sh_link`: the section with the names.
         let link = Entry(table).number_at(pick((40, 24)), 4)?;
         Some((place(table)?, place(sections.get(usize::try_from(link).ok()?)?)?))
     }) else {
@@ -160,7 +164,8 @@ fn parse(file: String, read: Read<'_>) -> io::Result<Option<Symbols>> {
     for symbol in table.chunks_exact(pick((24, 16))) {
         let entry = Entry(symbol);
         let function = (|| {
-            // The type is in the lower four bits.
+            // `st_info`, with the type in its lower four bits; then `st_name`, `st_value`,
+            // `st_size`.
             (entry.number_at(pick((4, 12)), 1)? & 15 == FUNCTION).then_some(())?;
             Some(Function {
                 name: entry.number_at(0, 4)? as u32,

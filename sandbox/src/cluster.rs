@@ -120,8 +120,8 @@ impl Manager {
         Manager::launch(&program.launch()?, kubeconfig, name, extra)
     }
 
-    /// Starts the manager's process as [`Manager::spawn`] does, by a `launch` that may name a
-    /// cgroup.
+    /// Starts the manager's process as [`Manager::spawn`] does, by `launch`, which may put it into
+    /// a cgroup.
     pub fn launch(
         launch: &Launch,
         kubeconfig: &Path,

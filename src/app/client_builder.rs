@@ -72,8 +72,9 @@ pub struct Token {
     pub expires: Timestamp,
 }
 
-/// Requests tokens, one after another. `Err`: for the log.
+/// Requests tokens. `request` is called again only after its answer. `Err`: for the log.
 pub trait TokenRequests: Send + Sync + 'static {
+    /// Requests a new token.
     fn request(&self) -> Boxed<Result<Token, String>>;
 }
 

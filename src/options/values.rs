@@ -289,6 +289,7 @@ impl Value for Vec<String> {
     }
 }
 
+/// The first value replaces the default list; further values are appended.
 impl Value for Vec<i32> {
     const KIND: &'static str = "int32Slice";
     fn parse(text: &str) -> Result<Self, String> {

@@ -221,7 +221,7 @@ impl Tracer {
         Some((self.next_span(), waiting))
     }
 
-    /// Returns the span of the event that delivered this version, if it has arrived.
+    /// Returns the span of the event of the watch that delivered this version, if it has arrived.
     pub fn brought(&self, uid: &Uid, version: u64) -> Option<u64> {
         let mut events = self.followed.get(uid)?.events.iter();
         events.find(|(seen, _)| *seen == version).map(|(_, span)| *span)

@@ -25,7 +25,7 @@ pub enum Error {
     NoGrace {
         signal: String,
     },
-    /// The grace period of a soft threshold is not a duration.
+    /// A grace period is not a duration, or negative.
     Grace {
         signal: String,
         fault: String,

@@ -142,8 +142,8 @@ pub struct Statements<'a> {
     pub min_reclaim: &'a BTreeMap<String, String>,
 }
 
-/// Parses thresholds. `limits_pods`: all pods together have a limit of memory, which has a
-/// threshold too. Upstream: `ParseThresholdConfig`.
+/// Parses thresholds. `limits_pods`: all pods together have a memory limit; the node's hard memory
+/// threshold applies to it too. Upstream: `ParseThresholdConfig`.
 ///
 /// # Errors
 /// One that names the signal.
@@ -159,25 +159,29 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
             min_reclaim: None,
         }));
     }
+    // As upstream, also those of signals without a soft threshold have to be valid.
+    let mut graces = BTreeMap::new();
+    for (name, text) in of.soft_grace {
+        let signal = Signal::parse(name)?;
+        let grace =
+            parse_duration(text).map_err(|fault| Error::Grace { signal: name.clone(), fault })?;
+        graces.insert(signal, grace);
+    }
     for (name, text) in of.soft {
         let signal = Signal::parse(name)?;
         let Some(value) = value(signal, text)? else { continue };
-        let grace = of.soft_grace.get(name);
+        let grace = graces.get(&signal).copied();
         let grace = grace.ok_or_else(|| Error::NoGrace { signal: name.clone() })?;
-        let grace =
-            parse_duration(grace).map_err(|fault| Error::Grace { signal: name.clone(), fault })?;
         thresholds.push(Threshold { signal, value, grace: Some(grace), min_reclaim: None });
-    }
-    for name in of.soft_grace.keys() {
-        Signal::parse(name)?;
     }
     for (name, text) in of.min_reclaim {
         let signal = Signal::parse(name)?;
-        let amount = amount(text).map_err(|cause| Error::MinReclaim {
-            signal: name.clone(),
-            text: text.clone(),
-            cause,
-        })?;
+        let fault = |cause| Error::MinReclaim { signal: name.clone(), text: text.clone(), cause };
+        let amount = match amount(text).map_err(fault)? {
+            // As upstream, a quantity may be zero, and a percentage may not.
+            Amount::Part(part) if part <= 0.0 => return Err(fault(AmountError::NotPositive)),
+            amount => amount,
+        };
         for threshold in thresholds.iter_mut().filter(|threshold| threshold.signal == signal) {
             threshold.min_reclaim = Some(amount);
         }
@@ -332,6 +336,38 @@ mod tests {
             ),
         ] {
             assert_eq!(parse(hard, soft, grace, none()).err().as_deref(), Some(fault));
+        }
+    }
+
+    #[test]
+    fn grace_periods_and_reclaims_without_a_threshold_are_checked() {
+        let none = || json!({});
+        let of = |text: &str| json!({"nodefs.available": text});
+        let grace_fault = "the eviction grace period of nodefs.available: time: missing unit in \
+                           duration \"90\"";
+        for (soft, grace, least, fault) in [
+            (none(), of("90"), none(), Some(grace_fault)),
+            (of("0%"), of("90"), none(), Some(grace_fault)),
+            (of("10%"), of("90"), none(), Some(grace_fault)),
+            (none(), of("90s"), none(), None),
+            (none(), json!({"x": "90s"}), none(), Some("unsupported eviction signal x")),
+            (
+                none(),
+                none(),
+                of("0%"),
+                Some("eviction minimum reclaim nodefs.available: \"0%\": must be positive"),
+            ),
+            (
+                none(),
+                none(),
+                of("-1"),
+                Some("eviction minimum reclaim nodefs.available: \"-1\": must be positive"),
+            ),
+            (none(), none(), of("0"), None),
+            (none(), none(), of("1%"), None),
+        ] {
+            let found = parse(none(), soft, grace, least);
+            assert_eq!(found.err().as_deref(), fault);
         }
     }
 }

@@ -169,7 +169,9 @@ impl Decoder {
         self.state = State::Head;
     }
 
-    /// Takes the next bytes of the file and appends what is shown to `out`: at most twice as much.
+    /// Takes the next bytes of the file and appends what is shown to `out`: hardly more than the
+    /// input, since a line's time is at most two bytes longer than the head that it replaces. The
+    /// beginning of that head may be from the call before.
     ///
     /// # Errors
     /// The first line has another format. Later ones are skipped.

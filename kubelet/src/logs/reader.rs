@@ -282,7 +282,7 @@ enum Fault {
 
 impl Reading {
     /// Reads blocks of the log until one has something to show, the file ends, or [`BLOCKS`] are
-    /// read. Blocks.
+    /// read. Blocks the thread.
     fn read(&mut self) -> Result<Part, Fault> {
         let mut shown = Vec::new();
         for _ in 0..BLOCKS {

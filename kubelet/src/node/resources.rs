@@ -121,8 +121,9 @@ impl NodeResources {
         }
     }
 
-    /// Returns what all pods together may use, without regard to evictions, which come first.
-    /// `capacity`: what the machine has of a resource. Upstream:
+    /// Returns what all pods together may use: the capacity without what is reserved. What
+    /// evictions keep free is not taken off, so that they begin before the kernel enforces this
+    /// limit. `capacity`: what the machine has of a resource. Upstream:
     /// `getNodeAllocatableInternalAbsolute`.
     pub fn pod_limit(&self, resource: &str, capacity: Quantity) -> Quantity {
         let of = |amounts: &Amounts| amounts.get(resource).copied().unwrap_or_default();

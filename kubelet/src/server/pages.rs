@@ -225,7 +225,8 @@ fn configz(configuration: &Configuration) -> Value {
     json!({ "kubeletconfig": shown })
 }
 
-/// Builds the handler that lists what runs, by the runtime. Upstream: `GetRunningPods`.
+/// Builds the handler that lists the pods with running containers, as the runtime reports them.
+/// Upstream: `GetRunningPods`.
 fn running_pods(kubelet: &Arc<Kubelet>) -> Handler {
     let kubelet = kubelet.clone();
     Arc::new(move |_| {

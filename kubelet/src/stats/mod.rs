@@ -138,11 +138,12 @@ impl Stats {
         Some(Fs { used_bytes: Some(walk.bytes), inodes_used: Some(walk.inodes), ..disk })
     }
 
-    /// Returns what a folder uses: what was measured last, or after `period` a new measurement.
+    /// Returns what a folder uses: what was measured last, or, if that is `period` old, a new
+    /// measurement.
     fn walk(&self, folder: &Path, now: Duration, period: Duration) -> Walk {
         let last = self.walks.lock().get(folder).copied();
-        let is_new = |walk: &Walk| now.saturating_sub(walk.at) < period;
-        last.filter(is_new).unwrap_or_else(|| {
+        let is_recent = |walk: &Walk| now.saturating_sub(walk.at) < period;
+        last.filter(is_recent).unwrap_or_else(|| {
             let (bytes, inodes) = folder_usage(folder);
             let walk = Walk { at: now, bytes, inodes };
             self.walks.lock().insert(folder.to_owned(), walk);

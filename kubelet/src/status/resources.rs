@@ -111,8 +111,9 @@ pub(super) fn total(pod: &Pod, is_limit: bool) -> List {
     names.into_iter().map(amount).collect()
 }
 
-/// Computes the resources in the status of a pod. `limits`: what its cgroup limits, once it runs;
-/// `before`: what its last status shows.
+/// Computes the resources in the status of a pod: the totals of its spec, or, once it runs, what
+/// its cgroup has (`limits`). `None`: it does not run yet, or the cgroup cannot be read. A limit
+/// that the cgroup does not have stays as in the last status (`before`), as upstream.
 pub(super) fn of_pod_itself(
     pod: &Pod,
     limits: Option<&PodLimits>,
@@ -128,7 +129,8 @@ pub(super) fn of_pod_itself(
     if let Some(cpu) = milli_of_shares(actual.cpu_shares) {
         set_cpu(&mut requests, cpu, MIN_MILLI_REQUEST);
     }
-    // The kernel knows no request of memory: what the spec asks for counts.
+    // The kernel knows no request of memory: what the spec asks for counts. Upstream keeps the one
+    // in the last status, also after a resize.
     if !requests.contains_key("memory")
         && let Some(memory) = total(pod, false).remove("memory")
     {

@@ -236,12 +236,15 @@ impl VolumeManager {
         &self.0.in_use
     }
 
-    /// Makes the folders of a pod, and sets up its volumes; those that the kubelet writes follow their
-    /// sources. Returns when to try again at the latest if some are missing; `None`: all are there.
-    /// The future may be dropped at any time.
+    /// Makes the folders of a pod, and sets up its volumes. Those that the kubelet writes itself
+    /// (`configMap`, `secret`, `projected`, `downwardAPI`) are brought up to date at each call.
+    /// Returns when to try again at the latest if some are missing; `None`: all are there. The
+    /// future may be dropped at any time.
     ///
     /// # Errors
-    /// A folder of the pod itself cannot be made; or [`Error::AttachLimit`].
+    /// A folder of the pod itself cannot be made. Or [`Error::AttachLimit`]: the pod has waited for
+    /// long for a volume that is not attached because the node has as many as it may have. The pod
+    /// fails then, so the attempts are not recorded.
     pub async fn set_up(&self, pod: &Arc<Pod>) -> Result<Option<Duration>, Error> {
         let inner = &self.0;
         let mut attempts = inner.set_up_plain(pod).await?;
@@ -257,6 +260,7 @@ impl VolumeManager {
             })
         });
         attempts.extend(join_all(others.collect()).await);
+        // The pod can run on another node, where there is room for the volume.
         if let Some((waiting, error)) = inner.find_late(&pod.uid(), &attempts) {
             for handle in waiting {
                 if inner.exceeds_limit(&handle).await {

@@ -39,14 +39,19 @@ pub fn is_needed(registry: &Registry, kind: &Kind) -> bool {
     is_pod(kind) && registry.find("", "v1", ACCOUNTS).is_some()
 }
 
+/// Returns whether a new pod needs the account `default`; a mirror pod has no account.
+fn uses_default(pod: &Value) -> bool {
+    pod.pointer(MIRROR).is_none() && account_name(pod) == DEFAULT
+}
+
 /// Waits until the service account `default` exists, if the new pod of `call` uses it. Gives up
-/// after `POLLS` polls: its controller creates the account shortly after the namespace.
+/// after `POLLS` polls. The account comes from its controller, shortly after the namespace.
 pub async fn await_default(store: &Store, clock: &SharedClock, call: &Call, payload: &Payload) {
     let missing = || store.get(ACCOUNTS, &call.key(DEFAULT)).is_none();
     if !missing() {
         return;
     }
-    let uses_default = payload.object().is_ok_and(|pod| account_name(&pod) == DEFAULT);
+    let uses_default = payload.object().is_ok_and(|pod| uses_default(&pod));
     if !uses_default || store.get("namespaces", &call.namespace).is_none() {
         return;
     }
@@ -172,6 +177,23 @@ mod tests {
         assert_eq!(volumes(&own), 1);
         let mount = &own["spec"]["containers"][0]["volumeMounts"][0];
         assert_eq!(mount["name"], "kube-api-access-x");
+    }
+
+    #[test]
+    fn mirror_pods_and_pods_of_other_accounts_do_not_wait_for_the_default_one() {
+        for (name, is_mirror, waits) in [
+            (Value::Null, false, true),
+            (json!("default"), false, true),
+            (json!("other"), false, false),
+            (Value::Null, true, false),
+            (json!("default"), true, false),
+        ] {
+            let mut pod = pod(json!({ "serviceAccountName": name }));
+            if is_mirror {
+                pod["metadata"] = json!({ "annotations": { "kubernetes.io/config.mirror": "x" } });
+            }
+            assert_eq!(uses_default(&pod), waits, "{name} {is_mirror}");
+        }
     }
 
     #[test]

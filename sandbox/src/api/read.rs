@@ -94,7 +94,9 @@ pub fn object_bytes(call: &Call, stored: &Stored, now: i64) -> Bytes {
         return protobuf::envelope(&version, kind, &object_message(call, stored)).into();
     }
     let shown = in_version_of(&call.kind, stored);
+    // No object is asked for in the form `Aggregated`, which is for discovery.
     let value = match (call.form, &shown) {
+        // As it is stored.
         (Form::Object | Form::Aggregated, Cow::Borrowed(_)) => return stored.bytes.clone(),
         (Form::Object | Form::Aggregated, Cow::Owned(value)) => serde_json::to_vec(value),
         (Form::Partial, value) => serde_json::to_vec(&partial(value)),

@@ -99,7 +99,8 @@ fn repeated(key: &Key) -> String {
     format!("insert failed: key {} already exists", key.value().text().unwrap_or_default())
 }
 
-/// Returns a map with this member too; fails if it has the key already.
+/// Returns a map with this member too; fails if it has the key already, or the value `key` cannot
+/// be a key.
 fn insert(
     members: &Arc<std::collections::BTreeMap<Key, Value>>,
     key: &Value,

@@ -317,6 +317,8 @@ pub fn default_csr(csr: &mut Value) {
     fill(object(csr, "spec"), "usages", json!(["digital signature", "key encipherment"]));
 }
 
+/// Returns the value of a field that a field selector for CertificateSigningRequests may name;
+/// `None` for any other field.
 pub fn csr_field(csr: &Value, path: &str) -> Option<String> {
     (path == "spec.signerName").then(|| text(csr, "/spec/signerName").to_owned())
 }

@@ -138,7 +138,7 @@ impl TraceLog {
         TraceLog { path: path.into(), read: 0, partial: Vec::new(), lines: Vec::new(), from: 0 }
     }
 
-    /// Ignores what was written up to now.
+    /// Ignores the lines whose end was written up to now.
     ///
     /// # Errors
     /// When the log cannot be read.

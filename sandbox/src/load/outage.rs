@@ -334,7 +334,8 @@ impl Run<'_> {
     }
 }
 
-/// Returns whether the `n`th node dies: a third of each zone does.
+/// Returns whether the `n`th node dies: the first of each run of three nodes in a zone
+/// (`NODES_A_ZONE`), and so a third of each zone.
 fn dies(n: usize) -> bool {
     n.is_multiple_of(DYING)
 }

@@ -17,8 +17,9 @@ pub enum Script {
 }
 
 impl Script {
-    /// Parses an annotation or a shell command made of `sleep`, `exit`, `true`, `false` and `echo`:
-    /// when it ends, and with which code. `None` when it contains other statements, or none at all.
+    /// Parses an annotation or a shell command made of `sleep`, `exit`, `true`, `false`, `:` and
+    /// `echo`. Returns when the container ends, and with which code; `None` when the text contains
+    /// other statements, or none at all.
     pub fn parse(text: &str) -> Option<Script> {
         let mut after = Duration::ZERO;
         let mut code = 0;

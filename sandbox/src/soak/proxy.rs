@@ -112,9 +112,9 @@ impl Proxy {
         });
     }
 
+    /// Stops listening, and ends all connections; does not wait for the latter.
     pub async fn stop(self) {
         self.stop.stop();
-        self.clear(true);
         self.tasks.join().await;
     }
 }
@@ -274,6 +274,20 @@ mod tests {
                 proxy.clear(false);
             }
             proxy.stop().await;
+        });
+    }
+
+    #[test]
+    fn a_stop_ends_all_connections_without_a_reset() {
+        block_on(async {
+            let (server, proxy) = started();
+            let (mut manager, mut served) = connected(&proxy, &server).await;
+            manager.write_all(b"ask").await.unwrap();
+            assert_eq!(read(&mut served, 3).await.unwrap(), b"ask");
+            proxy.stop().await;
+            for end in [&mut manager, &mut served] {
+                assert_eq!(end.read(&mut [0]).await.unwrap(), 0);
+            }
         });
     }
 

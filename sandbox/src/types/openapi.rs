@@ -121,7 +121,8 @@ fn complete_resource(schema: &mut Value) {
     });
 }
 
-/// Adds the members that every resource has to the embedded resources in a schema.
+/// Completes the embedded resources in a schema, at any depth: they get the members of every
+/// resource, and need `kind` and `apiVersion`.
 fn complete_embedded(schema: &mut Value) {
     if let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) {
         properties.values_mut().for_each(complete_embedded);

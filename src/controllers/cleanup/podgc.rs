@@ -220,6 +220,7 @@ fn failed_status_patch(pod: &Pod, reason: Reason, now: Timestamp) -> Option<Valu
         if let Some(generation) = generation {
             condition["observedGeneration"] = generation.into();
         }
+        // A condition that was true already keeps its time: the patch merges.
         if !pod.status.is_disruption_target() {
             condition["lastTransitionTime"] = now.to_string().into();
         }

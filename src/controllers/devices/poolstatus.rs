@@ -175,6 +175,7 @@ fn expiry(request: &ResourcePoolStatusRequest) -> Option<Timestamp> {
     let end = status.conditions.iter().find(|condition| is_end(&condition.r#type));
     let answered = match end {
         Some(condition) => condition.last_transition_time,
+        // Answered without a condition of the end: as upstream, from its creation.
         None => created,
     };
     Some(answered? + ANSWERED_TTL)

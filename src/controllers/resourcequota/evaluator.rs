@@ -112,9 +112,11 @@ fn names(resource: &ResourceType) -> impl Iterator<Item = Istr> {
 }
 
 impl Evaluator for Count {
-    /// Returns whether `name` is one of [`names`], unless an earlier count in use has it too.
+    /// Returns whether `name` is one of [`names`]. False while an earlier count of the same
+    /// objects, in another version, lives.
     fn measures(&self, name: &str) -> bool {
-        // Each watched resource has such a count: its names are made when they may be asked for.
+        // Cheap, before `names` formats texts: each watched resource has a count, and each count is
+        // asked about each name. The group may follow the plural.
         let plural = name.strip_prefix("count/").unwrap_or(name);
         plural.starts_with(&*self.resource().plural)
             && names(self.resource()).any(|known| known == *name)

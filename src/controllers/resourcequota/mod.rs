@@ -318,7 +318,8 @@ impl Quotas {
     }
 }
 
-/// Returns whether the `measured` amount of some resource is lower than the `used` one.
+/// Returns whether the `measured` amount of some resource is lower than the `used` one: the cache
+/// may lag behind what the API server has charged.
 fn is_lower(measured: &ResourceList, used: &ResourceList) -> bool {
     let mut counts = measured.iter();
     counts.any(|(name, count)| used.get(name).is_some_and(|used| count.compare(used).is_lt()))

@@ -1,4 +1,4 @@
-//! Keeps a PodGroup that is being deleted while its pods run.
+//! Keeps a PodGroup that is being deleted while it has pods that have not ended.
 //! Upstream: `pkg/controller/scheduling/podgroupprotection`.
 
 use std::sync::Arc;
@@ -57,7 +57,7 @@ struct PodGroupProtection {
 }
 
 impl PodGroupProtection {
-    /// Removes the finalizer from a PodGroup that is being deleted and has no running pods.
+    /// Removes the finalizer from a PodGroup that is being deleted and whose pods have all ended.
     async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(group) = self.groups.get(&key) else { return Ok(Next::Done) };
         let is_used = || !self.pods.by_index(&BY_GROUP, &IndexValue::Key(key)).is_empty();

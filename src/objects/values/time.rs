@@ -143,8 +143,8 @@ impl fmt::Display for Timestamp {
 /// There is no leap second. Upstream: `time.Parse(time.RFC3339, ...)`.
 impl FromStr for Timestamp {
     type Err = ParseTimestampError;
-    /// Refuses years with a sign or more than four digits, as Go does when it parses. They are
-    /// read only from JSON, as Go can write them.
+    /// Refuses years with a sign or more than four digits, as Go does when it parses. Such years
+    /// are accepted in JSON only, because Go can write them there.
     fn from_str(text: &str) -> Result<Timestamp, ParseTimestampError> {
         let has_four_digits = text.find('-') == Some(4);
         let time = if has_four_digits { parse_rfc3339(text) } else { None };

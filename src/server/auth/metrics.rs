@@ -70,7 +70,8 @@ impl Drop for Fetch {
 
 /// Counts an authentication; `None`: it was refused.
 pub fn count_authentication(user: Option<&str>, took: Duration) {
-    // Upstream counts as "failure" only what an authenticator refuses without a reason.
+    // Upstream counts as "failure" only what an authenticator refuses without a reason; here every
+    // refusal counts as "error".
     let result = if user.is_some() { "success" } else { "error" };
     AUTHENTICATIONS.with_label_values(&[result]).inc();
     AUTHENTICATION_SECONDS.with_label_values(&[result]).observe(took.as_secs_f64());

@@ -104,7 +104,7 @@ impl Reviewer for ApiReviewer {
     }
 }
 
-/// Creates a review and returns it with its status.
+/// Creates a review, with retries, and returns it with its status.
 async fn review(
     clock: &SharedClock,
     client: &Client,

@@ -152,7 +152,8 @@ impl Connections {
         Slot { id, connections: self.clone(), progress }
     }
 
-    /// Closes the connection that is least likely to belong to a legitimate client.
+    /// Closes the connection that is least likely to belong to a legitimate client. Called when no
+    /// descriptor is left for a new one; see [`Table::evict`] for the choice.
     pub fn evict(&self) {
         self.table.lock().evict();
     }

@@ -33,17 +33,19 @@ impl Folders {
         self.csi().join("volumeDevices")
     }
 
-    /// Returns where a volume of blocks is staged.
+    /// Returns where a volume of blocks is staged. `volume`: the name of its PersistentVolume.
     pub(in crate::volumes) fn staged_block(&self, volume: &str) -> PathBuf {
         self.block_devices().join("staging").join(volume)
     }
 
-    /// Returns the folder of what is known of a volume of blocks.
+    /// Returns the folder of what is known of a volume of blocks. `volume`: the name of its
+    /// PersistentVolume.
     pub(in crate::volumes) fn block_data(&self, volume: &str) -> PathBuf {
         self.block_devices().join(volume).join("data")
     }
 
-    /// Returns where a volume of blocks is published for a pod.
+    /// Returns where a volume of blocks is published for a pod. `volume`: the name of its
+    /// PersistentVolume.
     pub(in crate::volumes) fn published_block(&self, volume: &str, uid: &Uid) -> PathBuf {
         self.block_devices().join("publish").join(volume).join(&**uid)
     }

@@ -231,7 +231,9 @@ impl NamespaceController {
     }
 
     /// Deletes the content that can be deleted now: first the pods, the rest when they are gone.
-    /// Writes the conditions, and returns what remains.
+    /// Writes the conditions, and returns what remains. A failure of one resource does not stop the
+    /// others; all are returned at the end, after the conditions are written. `pods_were_deleted`:
+    /// as for `cached_pods`.
     async fn delete_content(
         &self,
         namespace: &mut Namespace,

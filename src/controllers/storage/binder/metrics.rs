@@ -148,11 +148,12 @@ impl Counts {
     }
 }
 
-/// Returns the name of the plugin of the volume's source, for metrics: also of a plugin that only
-/// mounts.
+/// Returns the name of the plugin of the volume's source, for metrics; `N/A` for other sources.
+/// Also for CSI (with the driver), Fibre Channel and iSCSI, whose plugins this controller does not
+/// use: upstream has `N/A` for them (139356 in docs/differences.md).
 /// Upstream: `getPVPluginName`.
 fn plugin_name(volume: &PersistentVolume) -> String {
-    let mounting = match volume.spec.source.as_deref() {
+    let attached = match volume.spec.source.as_deref() {
         Some(VolumeSource::Csi { driver, .. }) => {
             return format!("{}:{driver}", volume_specs::Plugin::Csi.name());
         }
@@ -163,7 +164,7 @@ fn plugin_name(volume: &PersistentVolume) -> String {
         _ => None,
     };
     let known = Plugin::of_volume(volume).map(Plugin::name);
-    known.or(mounting.map(volume_specs::Plugin::name)).unwrap_or("N/A").to_owned()
+    known.or(attached.map(volume_specs::Plugin::name)).unwrap_or("N/A").to_owned()
 }
 
 /// Counts a volume in the first three of [`GAUGES`].

@@ -128,7 +128,7 @@ impl VolumeUses {
         }
     }
 
-    /// Returns the pods that use volumes of a CSI driver.
+    /// Returns the pods that use volumes of a CSI driver, a pod once for each such volume.
     pub fn pods_of_driver(&self, driver: &str) -> Vec<ObjectKey> {
         let volumes = self.volumes.values().filter(|volume| volume.driver == *driver);
         volumes.flat_map(|volume| volume.pods.keys().cloned()).collect()

@@ -15,7 +15,7 @@ pub(super) struct Counts {
 }
 
 impl Counts {
-    /// Counts the pods for the status; on each node that exists the first one counts.
+    /// Counts the pods for the status: on each node that exists, the first one in [`order`].
     pub fn new(sites: &[NodePods], version: &Version<'_>, availability: Availability) -> Counts {
         let mut counts = Counts::default();
         for site in sites {

@@ -29,8 +29,8 @@ impl Stale {
         stale_after(pod, self.clock.now())
     }
 
-    /// Clears the condition DisruptionTarget of a pod that was not deleted, or waits until it is
-    /// stale.
+    /// Clears the condition DisruptionTarget of a pod once the condition is stale, since the pod
+    /// was not deleted; waits until then.
     pub async fn sync(self: Arc<Self>, key: ObjectKey) -> SyncResult {
         let Some(pod) = self.pods.get(&key) else { return Ok(Next::Done) };
         let now = self.clock.now();

@@ -219,16 +219,17 @@ impl<S: Replicating> ReplicaSets<S> {
     }
 }
 
-/// Observes how much older the deleted pods are than the youngest ready one: the ready ones, and
-/// none if that one has no age yet.
+/// Observes, for each ready pod of `to_delete`, how many times as old it is as the youngest ready
+/// pod of `active`: a whole number, as upstream's. Does nothing while the youngest is not yet a
+/// millisecond old.
 /// Upstream: `reportSortingDeletionAgeRatioMetric`.
-fn report_ages(active: &[Arc<Pod>], chosen: &[Arc<Pod>], now: Timestamp) {
+fn report_ages(active: &[Arc<Pod>], to_delete: &[Arc<Pod>], now: Timestamp) {
     let age = |pod: &Arc<Pod>| {
         let created = pod.meta.creation_timestamp.filter(|_| pod.is_ready())?;
         Some(now.duration_since(created).as_millis())
     };
     let Some(youngest) = active.iter().filter_map(age).min().filter(|age| *age > 0) else { return };
-    for age in chosen.iter().filter_map(age) {
+    for age in to_delete.iter().filter_map(age) {
         SORTING_DELETION_AGE_RATIO.observe((age / youngest) as f64);
     }
 }

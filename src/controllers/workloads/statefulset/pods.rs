@@ -173,7 +173,7 @@ impl StatefulSets {
         Error::many(errors).map_or(Ok(()), Err)
     }
 
-    /// Sets the owners of the claims of `pod`, which exists.
+    /// Sets the owners of the claims of an existing pod by the retention policy.
     async fn update_owners(&self, set: &StatefulSet, pod: &Pod) -> Result<(), Error> {
         let Some(ordinal) = ordinal(pod) else { return Ok(()) };
         self.update_claim_owners(set, &pod.meta.name, &pod.meta.uid, ordinal).await
