@@ -422,7 +422,7 @@ impl Env {
     /// Serves these kinds in these versions alone from now on, and asks for them in the versions.
     pub async fn serve(&self, kinds: &[(&str, &str)]) {
         for (kind, version) in kinds {
-            self.cluster.sandbox.api().serve(kind, &[version]);
+            self.cluster.sandbox.api().serve_versions(kind, &[version]);
         }
         self.client.reset_discovery();
         self.client.discovery().await.expect("discovery");

@@ -121,7 +121,7 @@ impl Api {
 
     /// Serves a built-in kind in these versions from now on, in place of those before, and ends all
     /// watches: as a server does that is upgraded. The objects stay.
-    pub fn serve(&self, kind: &str, versions: &[&str]) {
+    pub fn serve_versions(&self, kind: &str, versions: &[&str]) {
         self.registry.replace(kind, kinds::in_versions(self.minor, kind, versions));
         self.faults.cut_watches();
     }
