@@ -13,7 +13,7 @@ use crate::cache::{
     Answer, BoxFuture, DecodeError, Error, ListRequest, Outages, Scope, Source, WatchRequest,
 };
 use crate::client::{self, Client, Dynamic, ListOptions, WatchStream};
-use crate::objects::{Encoded, Form, ListPart, WatchEvent};
+use crate::objects::{Encoded, Form, ListPart, ResourceType, WatchEvent};
 
 /// Lists and watches through a [`Client`]. Upstream: `cache.ListWatch`.
 ///
@@ -57,6 +57,15 @@ impl ClientSource {
     fn verbs(&self, scope: &Scope, preferred: Form) -> Dynamic {
         let verbs = self.client.resource(&scope.resource).accepting(preferred);
         if scope.metadata_only { verbs.metadata_only() } else { verbs }
+    }
+
+    /// Finds out in which version the server serves `resource`, which it does not know in that of
+    /// the last request: the next one asks for the other version. A failed watch is followed by a
+    /// list, so lists alone ask.
+    async fn choose_version_again(&self, resource: &ResourceType) {
+        if let Err(error) = self.client.choose_version_again(resource).await {
+            log::warn!("{resource}: the served version is not known: {error}");
+        }
     }
 }
 
@@ -141,6 +150,9 @@ impl Source for ClientSource {
             let namespace = scope.namespace.as_deref();
             let verbs = self.verbs(scope, preferred);
             let page = verbs.list_page(namespace, &options, request.continue_token).await;
+            if page.as_ref().is_err_and(client::Error::is_not_found) {
+                self.choose_version_again(&scope.resource).await;
+            }
             let page = page.map_err(translate_list)?;
             let parts = stream::unfold(Some(page), |page| async move {
                 let mut page = page?;
@@ -192,10 +204,13 @@ impl Source for ClientSource {
 #[cfg(test)]
 mod tests {
     use std::io;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     use std::time::Duration;
 
+    use serde_json::json;
+
     use super::*;
-    use crate::objects::{Pod, Resource};
+    use crate::objects::{DeviceTaintRule, Pod, Resource, ResourceClaim};
 
     fn name(error: &Error) -> &'static str {
         match error {
@@ -226,6 +241,54 @@ mod tests {
         };
         assert!(unsupported(ClientSource::listing(client.clone())));
         assert!(!unsupported(ClientSource::new(client)), "nothing answers");
+    }
+
+    /// With a server that is upgraded between two lists.
+    #[test]
+    fn resource_that_is_not_served_any_more_is_listed_in_another_version() {
+        const RULES: ResourceType = DeviceTaintRule::RESOURCE;
+        const OTHERS: ResourceType = ResourceClaim::RESOURCE;
+        let (is_upgraded, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (upgraded, counted) = (is_upgraded.clone(), reads.clone());
+        let answer = move |line: &str| {
+            let version = if upgraded.load(Ordering::SeqCst) { "v1" } else { "v1beta2" };
+            let path = line.split(' ').nth(1).unwrap_or_default();
+            let rules = format!("/apis/resource.k8s.io/{version}/devicetaintrules");
+            match path.split('?').next().unwrap_or_default() {
+                "/api" => (404, json!({})),
+                "/apis" => {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    let kind = json!({
+                        "resource": "devicetaintrules", "scope": "Cluster", "verbs": ["list"],
+                        "responseKind": { "kind": "DeviceTaintRule" },
+                    });
+                    let versions = json!([{ "version": version, "resources": [kind] }]);
+                    let group = json!({
+                        "metadata": { "name": "resource.k8s.io" }, "versions": versions,
+                    });
+                    (200, json!({ "kind": "APIGroupDiscoveryList", "items": [group] }))
+                }
+                path if path == rules => (200, json!({ "kind": "DeviceTaintRuleList" })),
+                _ => (404, json!({})),
+            }
+        };
+        futures_lite::future::block_on(async {
+            let client = client::testing::answering(answer).await;
+            let known = const { &[(RULES, &["v1", "v1beta2"] as &[&str])] };
+            client.choose_versions(known).await.expect("discovery");
+            let source = ClientSource::new(client);
+            let (rules, others) = (Scope::all(RULES), Scope::all(OTHERS));
+            let is_listed = async |scope: &Scope| {
+                source.list(scope, Form::Json, ListRequest::default()).await.is_ok()
+            };
+            assert!(is_listed(&rules).await);
+            is_upgraded.store(true, Ordering::SeqCst);
+            assert!(!is_listed(&others).await);
+            assert_eq!(reads.load(Ordering::SeqCst), 1, "it has one version");
+            assert!(!is_listed(&rules).await);
+            assert!(is_listed(&rules).await);
+            assert_eq!(reads.load(Ordering::SeqCst), 2);
+        });
     }
 
     #[test]

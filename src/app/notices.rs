@@ -17,7 +17,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "HPAOptimizedSelectorStore",
     "InOrderInformersBatchProcess",
     "NativeHistograms",
-    "NodeControllerLeaseCircuitBreaker",
     "StatefulSetRecreateStrategy",
     "UnauthenticatedHTTP2DOSMitigation",
     "UnlockWhileProcessingFIFO",

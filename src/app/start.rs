@@ -39,8 +39,10 @@ const API_SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 const API_SERVER_RETRY: Duration = Duration::from_secs(1);
 /// The period of [`reset_discovery`].
 const DISCOVERY_RESET: Duration = Duration::from_secs(30);
-/// The time between two attempts while the served versions are not known.
-const DISCOVERY_RETRY: Duration = Duration::from_secs(5);
+/// The time between two choices of the served versions: while some are not known, and afterwards.
+/// Those that are served no longer are found at once, by requests that fail.
+const VERSIONS_RETRY: Duration = Duration::from_secs(5);
+const VERSIONS_PERIOD: Duration = Duration::from_secs(5 * 60);
 /// After an outage of the API server failed keys are retried within this time.
 const RETRY_PERIOD: Duration = Duration::from_secs(2);
 /// The longest wait for all controllers to run: the caches of some may never sync.
@@ -118,10 +120,8 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
     tasks.spawn(reset_discovery(connection.clone(), clock.clone(), stop.clone()));
     let streams = options.feature_gates.enabled("WatchListClient");
     let reader = connection.client(&user_agent(options.program, "shared-informers"));
-    let chosen = stop.unless_stopped(choose_versions(&reader)).await;
-    if chosen == Some(false) {
-        tasks.spawn(choose_versions_later(reader.clone(), clock.clone(), stop.clone()));
-    }
+    let are_known = stop.unless_stopped(choose_versions(&reader)).await == Some(true);
+    tasks.spawn(follow_versions(reader.clone(), clock.clone(), stop.clone(), are_known));
     let source = connection.source(reader, streams);
     let source = match &started.shadow {
         Some(shadow) => shadow.tap(source),
@@ -277,12 +277,15 @@ async fn choose_versions(reader: &Client) -> bool {
     }
 }
 
-/// Repeats discovery, which failed at the start, until it succeeds.
-async fn choose_versions_later(reader: Client, clock: SharedClock, stop: StopToken) {
-    while stop.unless_stopped(clock.sleep(DISCOVERY_RETRY)).await.is_some() {
-        if stop.unless_stopped(choose_versions(&reader)).await != Some(false) {
+/// Chooses the versions again from time to time, until the stop. `are_known`: whether the first
+/// choice has found all.
+async fn follow_versions(reader: Client, clock: SharedClock, stop: StopToken, mut are_known: bool) {
+    loop {
+        let period = if are_known { VERSIONS_PERIOD } else { VERSIONS_RETRY };
+        if stop.unless_stopped(clock.sleep(period)).await.is_none() {
             return;
         }
+        are_known = stop.unless_stopped(choose_versions(&reader)).await == Some(true);
     }
 }
 
@@ -457,12 +460,12 @@ mod tests {
     use crate::app::connect::TokenSource;
     use crate::app::program::KubeControllerManager;
     use crate::cache::Source;
-    use serde_json::Value;
+    use serde_json::{Value, json};
 
     use crate::client::{self, Guard, Interceptor};
     use crate::clock::FakeClock;
     use crate::controllers::DebugAnswer;
-    use crate::objects::Timestamp;
+    use crate::objects::{DeviceTaintRule, Resource, ResourceType, Timestamp};
 
     /// An API server that becomes healthy after this number of checks.
     struct Sick(AtomicUsize);
@@ -516,6 +519,55 @@ mod tests {
         assert_eq!(wait(3), (3, Ok(())));
         assert_eq!(wait(10), (10, Ok(())));
         assert_eq!(wait(12), (10, Err("2 left".into())));
+    }
+
+    /// The first answer lacks the group of one resource.
+    #[test]
+    fn versions_are_chosen_again_soon_while_unknown_and_then_from_time_to_time() {
+        const RULES: ResourceType = DeviceTaintRule::RESOURCE;
+        let reads = Arc::new(AtomicUsize::new(0));
+        let counted = reads.clone();
+        let answer = move |line: &str| {
+            if line.starts_with("GET /api ") {
+                return (404, json!({}));
+            }
+            let kind = json!({
+                "resource": RULES.plural, "scope": "Cluster",
+                "responseKind": { "kind": RULES.kind },
+            });
+            let version = match counted.fetch_add(1, Ordering::SeqCst) {
+                0 => json!({ "version": "v1", "freshness": "Stale" }),
+                1 => json!({ "version": "v1beta2", "resources": [kind] }),
+                _ => json!({ "version": "v1", "resources": [kind] }),
+            };
+            let group = json!({ "metadata": { "name": RULES.group }, "versions": [version] });
+            (200, json!({ "kind": "APIGroupDiscoveryList", "items": [group] }))
+        };
+        let (clock, stop) = (FakeClock::new(Timestamp::from_secs(0)), StopToken::new());
+        block_on(async {
+            let reader = client::testing::answering(answer).await;
+            let are_known = choose_versions(&reader).await;
+            assert!(!are_known);
+            let follows = follow_versions(reader.clone(), clock.clone(), stop.clone(), are_known);
+            let mut follows = Box::pin(follows);
+            assert!(poll_once(&mut follows).await.is_none());
+            for (wait, version) in [(VERSIONS_RETRY, "v1beta2"), (VERSIONS_PERIOD, "v1")] {
+                const LITTLE: Duration = Duration::from_millis(1);
+                let before = reads.load(Ordering::SeqCst);
+                clock.advance(wait - LITTLE);
+                assert!(poll_once(&mut follows).await.is_none());
+                assert_eq!(clock.sleepers(), 1, "it still waits");
+                clock.advance(LITTLE);
+                // Until it waits again.
+                while reads.load(Ordering::SeqCst) == before || clock.sleepers() == 0 {
+                    assert!(poll_once(&mut follows).await.is_none());
+                }
+                assert_eq!(reads.load(Ordering::SeqCst), before + 1);
+                assert_eq!(reader.served(&RULES).version, version);
+            }
+            stop.stop();
+            follows.await;
+        });
     }
 
     /// Panics when it is asked for anything.

@@ -299,8 +299,8 @@ impl Client {
 
     /// Chooses for each of these resources the first of its versions that the server serves by
     /// discovery: requests ask for it from now on, in place of the version that the caller names.
-    /// Each later [`Client::discover`] chooses again. For the clients that are derived from one
-    /// another.
+    /// Each later [`Client::discover`] chooses again, and so does
+    /// [`Client::choose_version_again`]. For the clients that are derived from one another.
     ///
     /// Returns whether all groups of these resources could be read; until then the versions stay
     /// that the caller names.
@@ -316,6 +316,20 @@ impl Client {
             found.failures.keys().any(|version| version.starts_with(&group))
         };
         Ok(!resources.iter().any(is_unread))
+    }
+
+    /// Chooses the versions again if that of `resource` is a choice of
+    /// [`Client::choose_versions`]: for an answer that the server does not serve the resource, as
+    /// after its upgrade. Sends nothing for other resources.
+    ///
+    /// # Errors
+    /// Those of [`Client::discover`].
+    pub async fn choose_version_again(&self, resource: &ResourceType) -> Result<()> {
+        if self.inner.served.knows(resource) {
+            self.reset_discovery();
+            self.discovery().await?;
+        }
+        Ok(())
     }
 
     /// Returns a resource in the version in which this client asks for it.

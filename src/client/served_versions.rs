@@ -24,6 +24,13 @@ struct Choices {
     others: Vec<ResourceType>,
 }
 
+impl Choices {
+    /// Returns whether the version of `resource` is chosen.
+    fn knows(&self, resource: &ResourceType) -> bool {
+        self.known.iter().any(|(known, _)| known == resource)
+    }
+}
+
 /// Returns whether both are the same resource, in any version.
 fn is_same(one: &ResourceType, other: &ResourceType) -> bool {
     one.group == other.group && one.plural == other.plural
@@ -48,12 +55,22 @@ impl ServedVersions {
                 found.resource_for(&resource.group, version, &resource.kind).is_some()
             };
             let Some(version) = versions.iter().find(is_served) else { continue };
-            choices.others.retain(|other| !is_same(other, resource));
+            let before = choices.others.iter().position(|other| is_same(other, resource));
+            let before = before.map(|at| choices.others.swap_remove(at).version);
+            let before = before.as_ref().unwrap_or(&resource.version);
+            if *before != *version {
+                log::info!("{resource}: version {version} is used, in place of {before}");
+            }
             if resource.version != *version {
                 let version = Cow::Borrowed(*version);
                 choices.others.push(ResourceType { version, ..resource.clone() });
             }
         }
+    }
+
+    /// Returns whether the version of `resource` is chosen.
+    pub fn knows(&self, resource: &ResourceType) -> bool {
+        self.choices.read().knows(resource)
     }
 
     /// Returns the resource in the version that was chosen for it. It stays as it is if none was
@@ -62,8 +79,7 @@ impl ServedVersions {
         let choices = self.choices.read();
         // Empty with most servers: each request comes here.
         let other = choices.others.iter().find(|other| is_same(other, resource));
-        let is_known = || choices.known.iter().any(|(known, _)| known == resource);
-        other.filter(|_| is_known()).unwrap_or(resource).clone()
+        other.filter(|_| choices.knows(resource)).unwrap_or(resource).clone()
     }
 }
 

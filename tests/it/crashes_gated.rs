@@ -27,7 +27,7 @@ async fn repeat_step(env: &Env, step: impl AsyncFn()) -> usize {
     }
 }
 
-async fn all<T: Resource>(env: &TestCluster) -> Vec<Value> {
+pub async fn all<T: Resource>(env: &TestCluster) -> Vec<Value> {
     let resource = env.client.resource(&T::RESOURCE);
     resource.list(None, &ListOptions::default()).await.expect("list").items
 }

@@ -407,10 +407,26 @@ impl Env {
         block_on(async { Env::start(name, how).await.finish(scenario).await });
     }
 
+    /// [`Env::run_as_1_37`], with nodes that behave as `nodes` says.
+    pub fn run_as_1_37_with_nodes(name: &str, nodes: NodeOptions, scenario: impl AsyncFn(&Env)) {
+        let how = Setup { minor: 37, nodes, ..Setup::default() };
+        block_on(async { Env::start(name, how).await.finish(scenario).await });
+    }
+
     /// [`Env::run_as_1_37`] with the kinds that are behind gates.
     pub fn run_as_1_37_with_gates(name: &str, scenario: impl AsyncFn(&Env)) {
         let how = Setup { minor: 37, all_versions: true, ..Setup::default() };
         block_on(async { Env::start(name, how).await.finish(scenario).await });
+    }
+
+    /// Serves these kinds in these versions alone from now on, and asks for them in the versions.
+    pub async fn serve(&self, kinds: &[(&str, &str)]) {
+        for (kind, version) in kinds {
+            self.cluster.sandbox.api().serve_versions(kind, &[version]);
+        }
+        self.client.reset_discovery();
+        self.client.discovery().await.expect("discovery");
+        self.client.reset_discovery();
     }
 
     async fn finish(self, scenario: impl AsyncFn(&Env)) {

@@ -4,26 +4,28 @@
 use std::collections::BTreeMap;
 
 use kube_controller_manager::client::Delete;
+use kube_controller_manager::controllers::certificates::trustbundle::BUNDLES;
 use kube_controller_manager::objects::{
-    Deployment, DeviceTaintRule, HorizontalPodAutoscaler, ObjectKey, PersistentVolumeClaim, Pod,
-    Resource, StatefulSet, StorageVersionMigration,
+    Deployment, DeviceTaintRule, HorizontalPodAutoscaler, Job, ObjectKey, PersistentVolumeClaim,
+    Pod, PodGroup, Resource, ResourceType, StatefulSet, StorageVersionMigration, Workload,
 };
 use sandbox::cluster::Manager;
 use serde_json::{Value, json};
 
 use crate::autoscaling::{FLAGS, annotate_pods, autoscaler, cpu, goes_to_zero_and_back, target};
 use crate::crashes::QUICK_BINDER;
+use crate::crashes_gated::all;
 use crate::devices::*;
 use crate::env::*;
 use crate::faults::cut_lists_and_watches;
 use crate::go_manager::handover::{
     PROBES, everything, populate, populate_work, settled, work_settled, works, written,
 };
-use crate::kinds::{CONFIG_MAPS, wait_until_exists};
+use crate::kinds::{CONFIG_MAPS, wait_until_deleted, wait_until_exists};
 use crate::metrics::Serving;
 use crate::statefulsets::half_is_updated_at_once;
 use crate::storageversions::pod_group_stays;
-use crate::trust::{authority_is_published, pod_requests_are_deleted};
+use crate::trust::{authority_is_published, bundle_is_restored, pod_requests_are_deleted};
 use crate::volumes;
 
 async fn page(serving: &Serving, path: &str) -> Result<Value, String> {
@@ -352,6 +354,106 @@ fn kinds_are_used_in_the_versions_of_1_37() {
 #[test]
 fn pod_groups_of_1_37_stay_while_they_are_used() {
     Env::run_as_1_37_with_gates("podgroups-of-1-37", async |env| pod_group_stays(env).await);
+}
+
+/// Pull request 140184: `scheduling.k8s.io/v1alpha3`.
+#[test]
+fn pod_groups_of_the_alpha_version_stay_while_they_are_used() {
+    Env::run_as_1_37_with_gates("podgroups-alpha", async |env| {
+        env.serve(&[("PodGroup", "v1alpha3")]).await;
+        pod_group_stays(env).await;
+    });
+}
+
+/// Without the controllers that read discovery from time to time.
+#[test]
+fn controllers_follow_the_served_versions() {
+    const CONTROLLERS: &str = "--controllers=podgroup-protection-controller,\
+        kube-apiserver-serving-clustertrustbundle-publisher-controller";
+    Env::run_as_1_37_with_gates("changed-versions", async |env| {
+        let gate = "--feature-gates=GenericWorkload=true";
+        let manager = env.manager("manager", &[CONTROLLERS, gate]);
+        bundle_is_restored(env).await;
+        for (group, bundle, name) in [
+            ("v1alpha3", "v1beta1", "one"),
+            ("v1alpha2", "v1alpha1", "two"),
+            ("v1beta1", "v1", "three"),
+        ] {
+            env.serve(&[("PodGroup", group), ("ClusterTrustBundle", bundle)]).await;
+            for (resource, version) in [(PodGroup::RESOURCE, group), (BUNDLES, bundle)] {
+                uses(env, &manager, &resource, version).await;
+            }
+            bundle_is_restored(env).await;
+            let key = ObjectKey::new("default", name);
+            let spec = json!({ "schedulingPolicy": { "basic": {} } });
+            let made =
+                make::<PodGroup>(env, json!({ "metadata": { "name": name }, "spec": spec })).await;
+            assert!(made["metadata"]["finalizers"].is_array(), "{made}");
+            env.client.delete::<PodGroup>(&key, Delete::new()).await.expect("delete");
+            wait_until_deleted(env, &PodGroup::RESOURCE, &key).await;
+        }
+    });
+}
+
+/// Waits until the manager's last line about the version of `resource` names this one.
+async fn uses(env: &Env, manager: &Manager, resource: &ResourceType, version: &str) {
+    eventually(&env.clock, &format!("{resource} is used in {version}"), || async {
+        let log = std::fs::read_to_string(&manager.log).map_err(|error| error.to_string())?;
+        let about = format!("{resource}: version ");
+        let last = log.lines().rev().find(|line| line.contains(&about));
+        match last.filter(|line| line.contains(&format!("{about}{version} is used"))) {
+            Some(_) => Ok(()),
+            None => Err(log),
+        }
+    })
+    .await;
+}
+
+/// Workloads of later versions are made of the Job's `spec.scheduling`.
+#[test]
+fn jobs_have_workloads_in_the_version_of_1_36_alone() {
+    const GATES: &str = "--feature-gates=GenericWorkload=true,WorkloadWithJob=true";
+    Env::run_with_gates("workloads-of-jobs", async |env| {
+        env.serve(&[("PodGroup", "v1beta1"), ("Workload", "v1beta1")]).await;
+        let manager = env.manager("manager", &["--controllers=job-controller", GATES]);
+        for (version, name, has_workload) in [
+            ("v1beta1", "one", false),
+            ("v1alpha2", "two", true),
+            ("v1alpha3", "three", false),
+            ("v1alpha2", "four", true),
+        ] {
+            env.serve(&[("PodGroup", version), ("Workload", version)]).await;
+            for resource in [PodGroup::RESOURCE, Workload::RESOURCE] {
+                uses(env, &manager, &resource, version).await;
+            }
+            let gang = json!({
+                "metadata": { "name": name },
+                "spec": {
+                    "parallelism": 2, "completions": 2, "completionMode": "Indexed",
+                    "template": { "spec": {
+                        "restartPolicy": "Never", "containers": [{ "name": "c", "image": "x:1" }],
+                    } },
+                },
+            });
+            make::<Job>(env, gang).await;
+            let pods = eventually(&env.clock, "the Job has pods", || async {
+                let mut pods = all::<Pod>(env).await;
+                pods.retain(|pod| pod["metadata"]["labels"]["job-name"] == name);
+                if pods.len() == 2 { Ok(pods) } else { Err(format!("{pods:#?}")) }
+            })
+            .await;
+            let mut workloads = all::<Workload>(env).await;
+            workloads.retain(|workload| workload["spec"]["controllerRef"]["name"] == name);
+            assert_eq!(workloads.len(), usize::from(has_workload), "{workloads:#?}");
+            let mut groups = all::<PodGroup>(env).await;
+            groups.retain(|group| group["metadata"]["ownerReferences"][0]["name"] == name);
+            let group = groups.first().map_or(&Value::Null, |group| &group["metadata"]["name"]);
+            assert_eq!(group.is_string(), has_workload, "{groups:#?}");
+            for pod in pods {
+                assert_eq!(pod["spec"]["schedulingGroup"]["podGroupName"], *group, "{pod:#}");
+            }
+        }
+    });
 }
 
 /// Pull request 139437: on by default, and `certificates.k8s.io/v1`.

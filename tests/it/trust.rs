@@ -7,8 +7,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use kube_controller_manager::client::{Delete, Patch};
 use kube_controller_manager::clock::{Clock, FakeClock};
+use kube_controller_manager::controllers::certificates::trustbundle::BUNDLES;
 use kube_controller_manager::objects::{ObjectKey, PodCertificateRequest, Resource, ResourceType};
-use kube_controller_manager::options::{Options, Release};
+use kube_controller_manager::options::Options;
 use kube_controller_manager::task::spawn;
 use rcgen::{CertificateParams, KeyPair};
 use serde_json::{Value, json};
@@ -16,13 +17,6 @@ use serde_json::{Value, json};
 use crate::env::*;
 use crate::kinds::*;
 
-const BUNDLES: ResourceType = ResourceType::fixed(
-    "certificates.k8s.io",
-    "v1beta1",
-    "ClusterTrustBundle",
-    "clustertrustbundles",
-    false,
-);
 const SERVED: &str = "--runtime-config=certificates.k8s.io/v1beta1=true";
 const BUNDLE_GATE: &str = "--feature-gates=ClusterTrustBundle=true";
 
@@ -35,8 +29,7 @@ fn the_api_servers_authority_is_published_and_kept_as_it_is() {
 pub async fn authority_is_published(env: &TestCluster) {
     const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
     const PREFIX: &str = "kubernetes.io:kube-apiserver-serving:";
-    let version = if env.release < Release::V1_37 { "v1beta1" } else { "v1" };
-    let resource = &ResourceType { version: version.into(), ..BUNDLES };
+    let resource = &env.client.served(&BUNDLES);
     let ca = std::fs::read_to_string(env.kubeconfig.with_file_name("ca.crt")).expect("the CA");
     let bundle = |name: &str, signer: Option<&str>| {
         let mut spec = json!({ "trustBundle": ca });
@@ -78,6 +71,26 @@ pub async fn authority_is_published(env: &TestCluster) {
     assert!(bundles.get::<Value>(&foreign).await.is_ok());
 }
 
+/// The bundle of the API server is published in the version that is served now, and again after it
+/// was deleted.
+pub async fn bundle_is_restored(env: &TestCluster) {
+    let bundles = env.client.resource(&BUNDLES);
+    let published = async || {
+        eventually(&env.clock, "the bundle is published", || async {
+            let all = bundles.list::<Value>(None, &Default::default()).await;
+            let mut all = all.map_err(|error| error.to_string())?.items;
+            all.pop().ok_or_else(|| "there is none".to_owned())
+        })
+        .await
+    };
+    let first = published().await;
+    let key = ObjectKey::cluster(first["metadata"]["name"].as_str().expect("a name"));
+    bundles.delete(&key, Delete::new()).await.expect("delete");
+    let next = published().await;
+    assert_ne!(next["metadata"]["uid"], first["metadata"]["uid"]);
+    assert_eq!(next["apiVersion"], env.client.served(&BUNDLES).api_version());
+}
+
 #[test]
 fn the_older_version_is_used_where_it_alone_is_served() {
     const OLDER: &str = "--runtime-config=certificates.k8s.io/v1alpha1=true";
@@ -95,7 +108,8 @@ fn the_older_version_is_used_where_it_alone_is_served() {
             }
         })
         .await;
-        let newer = env.client.resource(&BUNDLES).list::<Value>(None, &Default::default()).await;
+        let newer = ResourceType { version: "v1beta1".into(), ..BUNDLES };
+        let newer = env.client.resource(&newer).list::<Value>(None, &Default::default()).await;
         assert!(newer.is_err_and(|error| error.is_not_found()));
     });
 }

@@ -38,7 +38,7 @@ use crate::auth::Auth;
 use crate::auth::bootstrap_tokens::bootstrap_token;
 use crate::auth::rbac::{Authorizer, Rbac};
 use crate::failures;
-use crate::kinds::Kind;
+use crate::kinds::{self, Kind};
 use crate::metrics::{self, Metrics};
 use crate::patch;
 use crate::protobuf;
@@ -117,6 +117,13 @@ impl Api {
         self.store.restore(backup);
         change();
         self.faults.come_back();
+    }
+
+    /// Serves a built-in kind in these versions from now on, in place of those before, and ends all
+    /// watches: as a server does that is upgraded. The objects stay.
+    pub fn serve_versions(&self, kind: &str, versions: &[&str]) {
+        self.registry.replace(kind, kinds::in_versions(self.minor, kind, versions));
+        self.faults.cut_watches();
     }
 
     /// Answers one request.

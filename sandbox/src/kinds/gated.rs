@@ -30,14 +30,26 @@ pub fn served(minor: u32, all: bool) -> Vec<Kind> {
     kinds
 }
 
+/// Lists a built-in kind of a server of Kubernetes 1.`minor` once for each of `versions`; empty if
+/// there is no kind of that name.
+pub fn in_versions(minor: u32, name: &str, versions: &[&str]) -> Vec<Kind> {
+    let in_version = |version: &&str| {
+        let mut kind = served(minor, true).into_iter().find(|kind| kind.resource.kind == name)?;
+        kind.resource.version = (*version).to_owned().into();
+        Some(kind)
+    };
+    versions.iter().filter_map(in_version).collect()
+}
+
 /// The versions of kinds in 1.37, where they differ: pull requests 138676, 138560, 139437, 139579
 /// and 138572.
-const IN_37: [(&str, &str); 5] = [
+const IN_37: [(&str, &str); 6] = [
     ("DeviceTaintRule", "v1"),
     ("StorageVersionMigration", "v1"),
     ("ClusterTrustBundle", "v1"),
     ("PodCertificateRequest", "v1"),
     ("PodGroup", "v1beta1"),
+    ("Workload", "v1beta1"),
 ];
 
 /// Lists the kinds behind feature gates, with their versions in 1.36.
@@ -55,6 +67,7 @@ pub fn behind_gates() -> Vec<Kind> {
         kind(MIGRATION, "StorageVersionMigration", "storageversionmigrations", &[], false);
     let candidates = kind("coordination.k8s.io", "LeaseCandidate", "leasecandidates", &[], true);
     let groups = kind("scheduling.k8s.io", "PodGroup", "podgroups", &[], true);
+    let gangs = kind("scheduling.k8s.io", "Workload", "workloads", &[], true);
     let mut versions = kind(SERVERS, "StorageVersion", "storageversions", &[], false)
         .status(workloads::no_status)
         .rules(Rules { check: version_faults, ..Rules::named(NameRule::GroupResource) });
@@ -71,6 +84,7 @@ pub fn behind_gates() -> Vec<Kind> {
         at_version("v1beta1", migrations.status(workloads::no_status)),
         at_version("v1beta1", candidates.rules(Rules::named(NameRule::Key))),
         at_version("v1alpha2", groups.generation().status(workloads::no_status)),
+        at_version("v1alpha2", gangs.generation()),
         at_version("v1alpha1", versions),
         at_version("v1beta1", certificates::trust_bundles()),
         at_version("v1beta1", certificates::pod_requests()),

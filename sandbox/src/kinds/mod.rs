@@ -28,7 +28,7 @@ mod workloads;
 
 pub use builtin::builtin;
 pub use custom::from_crd;
-pub use gated::{behind_gates, served};
+pub use gated::{behind_gates, in_versions, served};
 pub use human_duration::human_duration;
 pub use json::drop_nulls;
 pub use metadata::subdomain_fault;

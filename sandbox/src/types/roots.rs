@@ -62,6 +62,7 @@ pub fn add(generator: &mut SchemaGenerator, group: &str, kind: &str) -> Option<S
         "storagemigration.k8s.io", "StorageVersionMigration" => api::storagemigration::v1beta1::StorageVersionMigration;
         "internal.apiserver.k8s.io", "StorageVersion" => api::apiserverinternal::v1alpha1::StorageVersion;
         "scheduling.k8s.io", "PodGroup" => api::scheduling::v1alpha2::PodGroup;
+        "scheduling.k8s.io", "Workload" => api::scheduling::v1alpha2::Workload;
         "resource.k8s.io", "DeviceClass" => api::resource::v1::DeviceClass;
         "resource.k8s.io", "ResourceClaim" => api::resource::v1::ResourceClaim;
         "resource.k8s.io", "ResourceClaimTemplate" => api::resource::v1::ResourceClaimTemplate;

@@ -3,7 +3,7 @@
 //! Upstream: `pkg/controller/certificates/clustertrustbundlepublisher`.
 
 use std::fmt::Write;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -17,18 +17,22 @@ use crate::controllers::runner::MetadataCaches;
 use crate::controllers::{Controller, Error, Next, Queue, QueuePolicy, SyncResult};
 use crate::metrics::{exponential, metrics};
 use crate::objects::{Meta, ObjectKey, ResourceType};
-use crate::task::StopToken;
+use crate::task::{Latch, StopToken};
 
-const GROUP: &str = "certificates.k8s.io";
-const KIND: &str = "ClusterTrustBundle";
-/// The versions, in the order of preference.
-const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
+/// The bundles. The client asks for them in the version that the server serves.
+pub const BUNDLES: ResourceType = ResourceType::fixed(
+    "certificates.k8s.io",
+    "v1",
+    "ClusterTrustBundle",
+    "clustertrustbundles",
+    false,
+);
 
 const SIGNER: &str = "kubernetes.io/kube-apiserver-serving";
 /// The API demands it of a bundle with this signer, and of no other.
 const NAME_PREFIX: &str = "kubernetes.io:kube-apiserver-serving:";
 
-/// The time between two reads of discovery, while the served versions are unknown.
+/// The time between two reads of discovery, while it is unknown whether bundles are served.
 const DISCOVERY_RETRY: Duration = Duration::from_secs(5);
 
 metrics! {
@@ -52,12 +56,13 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let this = Arc::new(Publisher {
         client: c.client(),
         bundle: String::from_utf8_lossy(&root_ca_pem).into_owned(),
-        resource: OnceLock::new(),
         clock: c.clock(),
     });
     let queue = c.queue(QueuePolicy::default());
+    let ready = Latch::new();
+    c.ready_when(&ready);
     let (publisher, bundle_queue, caches) = (this.clone(), queue.clone(), c.metadata_caches());
-    c.background(|stop| async move { publisher.watch(caches, bundle_queue, stop).await });
+    c.background(|stop| async move { publisher.watch(caches, bundle_queue, ready, stop).await });
     c.sync(queue, &this, |this, _| this.sync());
     Ok(())
 }
@@ -65,8 +70,6 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
 struct Publisher {
     client: Client,
     bundle: String,
-    /// The served version, once discovery has been read.
-    resource: OnceLock<ResourceType>,
     clock: SharedClock,
 }
 
@@ -100,44 +103,48 @@ impl MetadataHandler for BundleHandler {
 }
 
 impl Publisher {
-    /// Watches the bundles in the newest served version until `stop`; only waits if no version is
-    /// served. The first list sets `resource`, without which no sync does anything.
-    async fn watch(&self, caches: MetadataCaches, queue: Queue<&'static str>, stop: StopToken) {
-        let Some(Some(resource)) = stop.unless_stopped(self.discover_resource()).await else {
+    /// Watches the bundles until `stop`; only waits if they are not served at the start. Opens
+    /// `ready` when they are listed, or are not served.
+    async fn watch(
+        &self,
+        caches: MetadataCaches,
+        queue: Queue<&'static str>,
+        ready: Latch,
+        stop: StopToken,
+    ) {
+        if stop.unless_stopped(self.are_served()).await != Some(true) {
+            ready.open();
             return stop.stopped().await;
-        };
-        let informer = caches.informer(&resource);
+        }
+        let informer = caches.informer(&BUNDLES);
         let handler = BundleHandler { queue: queue.clone() };
-        let registration = informer.add_metadata_handler(KIND, Box::new(handler));
+        let registration = informer.add_metadata_handler(&BUNDLES.kind, Box::new(handler));
         caches.start(&stop);
         if stop.unless_stopped(registration.synced()).await.is_some() {
-            let _ = self.resource.set(resource);
             queue.add(ALL_BUNDLES);
+            ready.open();
             stop.stopped().await;
         }
         informer.remove_metadata_handler(&registration);
         caches.release(&informer);
     }
 
-    /// Returns the newest known version that is served; `None` if none is. Retries while discovery
-    /// fails.
-    async fn discover_resource(&self) -> Option<ResourceType> {
+    /// Returns whether the server serves the bundles in a version that the client knows. Retries
+    /// while that is unknown.
+    async fn are_served(&self) -> bool {
         loop {
             match self.client.discovery().await {
                 Ok(found) => {
-                    for version in VERSIONS {
-                        if let Some(resource) = found.resource_for(GROUP, version, KIND) {
-                            return Some(resource);
-                        }
+                    let ResourceType { group, version, kind, .. } = self.client.served(&BUNDLES);
+                    if found.resource_for(&group, &version, &kind).is_some() {
+                        return true;
                     }
-                    let has_failed =
-                        |version: &&str| found.failures.contains_key(&format!("{GROUP}/{version}"));
-                    if !VERSIONS.iter().any(has_failed) {
+                    if !found.failures.keys().any(|failed| failed.starts_with(&*group)) {
                         log::info!(
                             "no known scheme version was found for clustertrustbundles, cannot \
                              start kube-apiserver-serving-clustertrustbundle-publisher-controller"
                         );
-                        return None;
+                        return false;
                     }
                     log::error!("discovery failed for ClusterTrustBundle");
                 }
@@ -151,9 +158,8 @@ impl Publisher {
     /// Publishes the bundle, and counts the sync by the HTTP code of its result: 200, or that of
     /// the error.
     async fn sync(self: Arc<Self>) -> SyncResult {
-        let Some(resource) = self.resource.get() else { return Ok(Next::Done) };
         let start = self.clock.monotonic();
-        let result = self.publish(resource).await;
+        let result = self.publish().await;
         let code = match &result {
             Ok(()) => 200,
             Err(error) => error.api().and_then(|error| error.code()).unwrap_or(500),
@@ -167,8 +173,8 @@ impl Publisher {
 
     /// Creates or corrects the bundle, and deletes the signer's other bundles. They are read from
     /// the API server: there are few, and they hardly change.
-    async fn publish(&self, resource: &ResourceType) -> Result<(), Error> {
-        let verbs = self.client.resource(resource);
+    async fn publish(&self) -> Result<(), Error> {
+        let (verbs, resource) = (self.client.resource(&BUNDLES), self.client.served(&BUNDLES));
         let field_selector = Some(format!("spec.signerName={SIGNER}"));
         let options = ListOptions { field_selector, ..ListOptions::default() };
         let bundles = verbs.list::<Value>(None, &options).await?.items;
@@ -178,7 +184,7 @@ impl Publisher {
         match current {
             None => {
                 let bundle = json!({
-                    "apiVersion": resource.api_version(), "kind": KIND,
+                    "apiVersion": resource.api_version(), "kind": resource.kind,
                     "metadata": { "name": name },
                     "spec": { "signerName": SIGNER, "trustBundle": self.bundle },
                 });
@@ -187,7 +193,7 @@ impl Publisher {
             Some(current) if current["spec"]["trustBundle"] != *self.bundle => {
                 let mut bundle = current.clone();
                 bundle["apiVersion"] = resource.api_version().into();
-                bundle["kind"] = KIND.into();
+                bundle["kind"] = resource.kind.as_ref().into();
                 bundle["spec"]["trustBundle"] = self.bundle.as_str().into();
                 verbs.update::<Value>(&ObjectKey::cluster(&name), &bundle).await?;
             }

@@ -42,10 +42,8 @@ pub struct Health {
     pub probe: Timestamp,
     /// The condition Ready then: its heartbeat and its status.
     pub ready: Option<(Option<Timestamp>, Ready)>,
-    /// The lease's time of renewal that counted last from the cache; `None` if none did.
+    /// The lease's time of renewal that counted last; `None` if none did.
     renewed: Option<Option<Timestamp>>,
-    /// The lease's time of renewal that [`confirm`](Health::confirm) counted last.
-    confirmed: Option<Option<Timestamp>>,
 }
 
 impl Health {
@@ -61,7 +59,7 @@ impl Health {
     ) -> Health {
         let heartbeat = node.status.ready().and_then(|condition| condition.last_heartbeat_time);
         let ready = Ready::of_node(node).map(|status| (heartbeat, status));
-        let seen_at = |probe| Health { probe, ready, renewed: None, confirmed: None };
+        let seen_at = |probe| Health { probe, ready, renewed: None };
         let mut health = match (before, ready) {
             (None, None) => seen_at(node.meta.creation_timestamp.unwrap_or_default().min(now)),
             (None, Some(_)) => seen_at(now),
@@ -77,22 +75,9 @@ impl Health {
             && renewed != Some(lease.spec.renew_time)
         {
             health.renewed = Some(lease.spec.renew_time);
-            // The cache may catch up with a renewal that counted already.
-            if health.confirmed != health.renewed {
-                health.probe = now;
-            }
+            health.probe = now;
         }
         health
-    }
-
-    /// Counts the lease, read from the API server, as a sign of life if the renewal is missing in
-    /// the cache and did not count here before.
-    pub fn confirm(&mut self, lease: &Lease, now: Timestamp) {
-        let renewed = Some(lease.spec.renew_time);
-        if renewed != self.renewed && renewed != self.confirmed {
-            self.confirmed = renewed;
-            self.probe = now;
-        }
     }
 
     /// Returns whether nothing was heard of the node for longer than its grace period: that
@@ -286,55 +271,6 @@ mod tests {
             observe_each(&[(json!([]), None, 60), (up(65), None, 71), (up(65), None, 111)]),
             [false; 3]
         );
-    }
-
-    #[test]
-    fn a_renewal_that_the_cache_lacks_counts_once() {
-        let up = node(json!([ready("True", 10)]));
-        // Renewals: in the cache, and on the API server if it is asked; own time; whether the node
-        // is silent then.
-        type Look = (Option<i64>, Option<i64>, i64, bool);
-        let cases: [&[Look]; 5] = [
-            // The node is dead: the cache is right.
-            &[(Some(95), None, 100, false), (Some(95), Some(95), 141, true)],
-            // The watch stalls. Later the node dies.
-            &[
-                (Some(95), None, 100, false),
-                (Some(95), None, 141, true),
-                (Some(95), Some(139), 141, false),
-                (Some(95), None, 181, false),
-                (Some(95), Some(160), 182, false),
-                (Some(95), Some(160), 223, true),
-                (Some(95), Some(160), 300, true),
-            ],
-            // The cache lacks the lease, then catches up.
-            &[
-                (None, None, 100, false),
-                (None, Some(139), 141, false),
-                (Some(139), None, 150, false),
-                (Some(139), Some(139), 191, true),
-                (Some(180), None, 200, false),
-            ],
-            // The node dies, and then the cache catches up.
-            &[
-                (Some(95), None, 100, false),
-                (Some(95), Some(139), 141, false),
-                (Some(139), None, 175, false),
-                (Some(139), None, 182, true),
-            ],
-            // The node has none.
-            &[(None, None, 100, false), (None, None, 141, true)],
-        ];
-        for looks in cases {
-            let mut health = None;
-            for (cached, live, now, silent) in looks {
-                let cached = cached.map(lease);
-                let mut next = Health::observe(health.as_ref(), &up, cached.as_ref(), at(*now));
-                live.iter().for_each(|live| next.confirm(&lease(*live), at(*now)));
-                assert_eq!(next.is_silent(&GRACE, at(*now)), *silent, "at {now} of {looks:?}");
-                health = Some(next);
-            }
-        }
     }
 
     #[test]

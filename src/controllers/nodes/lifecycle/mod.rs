@@ -2,8 +2,8 @@
 //! node that is not alive marked as not ready. Upstream: `pkg/controller/nodelifecycle`.
 //!
 //! All nodes are checked every `--node-monitor-period`, from the caches; the renewal of a lease by
-//! itself costs nothing. The API server is asked before nodes are given up: a watch may stall.
-//! Without nodes there are no passes.
+//! itself costs nothing. With the gate `NodeControllerLeaseCircuitBreaker` the API server is asked
+//! before a node is given up: a watch may stall. Without nodes there are no passes.
 
 mod health;
 mod monitor;
@@ -24,7 +24,7 @@ use self::tainter::{NextNode, Tainter};
 use self::zones::{Rates, ZoneState};
 use super::pods::BY_NODE;
 use super::taints::{self, Swap};
-use crate::cache::Lister;
+use crate::cache::{HistoryVersion, Lister};
 use crate::client::Client;
 use crate::clock::SharedClock;
 use crate::controllers::runner::{Change, Queue, keys};
@@ -86,13 +86,14 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
     let state = State {
         clock: MonitorClock::new(clock.now(), clock.monotonic()),
         pass: 0,
+        awaited_lease: HistoryVersion::default(),
         known: HashMap::new(),
         zones: HashMap::new(),
         tainters: HashMap::new(),
     };
     let this = Arc::new(NodeLifecycle {
         client: c.client(),
-        reader: c.root_client("shared-informers"),
+        reads_leases: c.feature("NodeControllerLeaseCircuitBreaker"),
         recorder: c.recorder(),
         clock,
         nodes: nodes.clone(),
@@ -145,8 +146,8 @@ fn is_placed(change: &Change<'_, Pod>) -> bool {
 
 struct NodeLifecycle {
     client: Client,
-    /// Lists leases, with the permissions that the caches have.
-    reader: Client,
+    /// Whether the Lease of a node is read from the API server before the node is given up.
+    reads_leases: bool,
     recorder: Recorder,
     clock: SharedClock,
     nodes: Lister<Node>,
@@ -166,6 +167,9 @@ struct State {
     clock: MonitorClock,
     /// The number of the pass.
     pass: u32,
+    /// The version of a Lease that was read from the API server: no node is given up before the
+    /// cache has it.
+    awaited_lease: HistoryVersion,
     known: HashMap<ArcStr, Known>,
     zones: HashMap<Istr, ZoneState>,
     tainters: HashMap<Istr, Tainter>,

@@ -15,7 +15,7 @@ use super::{
     EVICTIONS, Known, NODE_SECONDS, NODE_WORKERS, NodeLifecycle, PASS_SECONDS, State, TAINT_DELAY,
     UNHEALTHY, Unmarked, ZONE_HEALTH, ZONE_SIZE,
 };
-use crate::client::{self, ListOptions, Patch};
+use crate::client::{self, Patch};
 use crate::controllers::nodes::pods::on_node;
 use crate::controllers::nodes::taints::{self, Swap};
 use crate::controllers::runner::batch::together;
@@ -51,8 +51,7 @@ impl NodeLifecycle {
         .await;
 
         let counts = Arc::new(Mutex::new(Counts::new()));
-        let mut to_write = self.observe_all(&nodes, &mut counts.lock());
-        self.confirm(&mut to_write).await;
+        let to_write = self.observe_all(&nodes, &mut counts.lock());
         let counted = counts.clone();
         self.for_each_concurrently(to_write, move |this, (node, observation)| {
             let counts = counted.clone();
@@ -203,45 +202,51 @@ impl NodeLifecycle {
         to_write
     }
 
-    /// Reads the leases of the nodes that seem silent from the API server, with one request a pass:
-    /// the watch of the cache may stall. A renewal counts as a sign of life; without an answer the
-    /// nodes stay as they are. Upstream does so since 1.37, with a request for each node, and then
-    /// waits for the cache.
-    async fn confirm(&self, observations: &mut [(Arc<Node>, NodeObservation)]) {
-        let mut silent: Vec<_> =
-            observations.iter_mut().filter(|(_, it)| it.write.is_some()).collect();
-        let field_selector = match &silent[..] {
-            [] => return,
-            [(node, _)] => Some(format!("metadata.name={}", node.meta.name)),
-            _ => None,
-        };
-        let options = ListOptions { field_selector, ..ListOptions::default() };
-        match self.reader.list::<Lease>(Some(&self.lease_namespace), &options).await {
-            Ok(leases) => {
-                let mut state = self.state.lock();
-                let now = state.clock.now(self.clock.monotonic());
-                for lease in leases {
-                    let known = state.known.get_mut(&lease.meta.name);
-                    if let Some(health) = known.and_then(|known| known.health.as_mut()) {
-                        health.confirm(&lease, now);
-                    }
-                }
-            }
-            Err(error) if error.may_pass() => {
-                log::warn!("{} nodes seem silent, and stay as they are: {error}", silent.len());
-                silent.iter_mut().for_each(|(node, observation)| observation.suspend(node));
-            }
-            // An error that lasts, as a missing permission: the caches decide.
-            Err(error) => log::error!("Leases of nodes that seem silent cannot be read: {error}"),
+    /// Returns whether a node that seems silent may be given up. With the gate its Lease is read
+    /// from the API server, as the watch of the cache may stall. If the cache lacks that version, no
+    /// node is given up, and no further Lease is read, before the cache has it; and none whose Lease
+    /// cannot be read now. After an error that lasts, as a missing permission, the cache decides.
+    async fn may_be_given_up(&self, node: &Node) -> bool {
+        if !self.reads_leases {
+            return true;
         }
+        if self.state.lock().awaited_lease > self.leases.seen() {
+            return false;
+        }
+        let (name, lease) = (&node.meta.name, self.lease_of(node));
+        match self.client.get::<Lease>(&lease).await {
+            Ok(live) => {
+                let version = live.meta.resource_version;
+                let cached = self.leases.get(&lease);
+                if cached.is_some_and(|cached| cached.meta.resource_version == version) {
+                    return true;
+                }
+                log::warn!("The cache lags behind the Lease of node {name}: no node is given up");
+                let mut state = self.state.lock();
+                state.awaited_lease = self.leases.written_at(version).max(state.awaited_lease);
+                false
+            }
+            Err(error) if error.is_not_found() => true,
+            Err(error) if error.may_pass() => {
+                log::warn!("Node {name} seems silent, and stays as it is: {error}");
+                false
+            }
+            Err(error) => {
+                log::error!("The Lease of node {name}, which seems silent: {error}");
+                true
+            }
+        }
+    }
+
+    /// Returns the key of the node's Lease.
+    fn lease_of(&self, node: &Node) -> ObjectKey {
+        ObjectKey { namespace: self.lease_namespace.clone(), name: node.meta.name.clone() }
     }
 
     /// Observes a node: whether it is silent, and if so which conditions have to be written.
     fn observe(&self, state: &mut State, node: &Node) -> NodeObservation {
         let now = state.clock.now(self.clock.monotonic());
-        let lease =
-            ObjectKey { namespace: self.lease_namespace.clone(), name: node.meta.name.clone() };
-        let lease = self.leases.get(&lease);
+        let lease = self.leases.get(&self.lease_of(node));
         let current = Ready::of_node(node);
         let observed = current.unwrap_or(Ready::Unknown);
         let Some(known) = state.known.get_mut(&node.meta.name) else {
@@ -288,9 +293,12 @@ impl NodeLifecycle {
     ) {
         let key = node.meta.key();
         if observation.write.is_some() {
-            // Its lease was read, and other nodes were written before: it may have shown a sign of
-            // life.
+            let may_be_given_up = self.may_be_given_up(&node).await;
+            // Other nodes were written before: it may have shown a sign of life.
             observation = self.observe(&mut self.state.lock(), &node);
+            if !may_be_given_up {
+                observation.suspend(&node);
+            }
         }
         let mut attempts = 0;
         while let Some(conditions) = observation.write.take() {

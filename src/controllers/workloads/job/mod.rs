@@ -49,9 +49,7 @@ use crate::controllers::workloads::pod_control::PodControl;
 use crate::controllers::workloads::ref_manager::controller_index;
 use crate::controllers::{Controller, QueuePolicy};
 use crate::events::Recorder;
-use crate::objects::{
-    Job, LabelSelector, ObjectKey, Pod, Resource, Selector, Timestamp, Uid, Workload,
-};
+use crate::objects::{Job, LabelSelector, ObjectKey, Pod, Selector, Timestamp, Uid};
 use crate::workqueue::exponential_failure_rate_limiter;
 
 /// Changes of pods and of a Job's status queue the Job this long after the first of them.
@@ -138,9 +136,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         "job_orphan_pod",
         retries.limited_by(exponential_failure_rate_limiter(FIRST_RETRY, LAST_RETRY)),
     );
-    // Only this version of Workloads is supported. Later ones need the Job's `spec.scheduling`.
-    let is_known = c.client().served(&Workload::RESOURCE) == Workload::RESOURCE;
-    let groups = (c.feature("WorkloadWithJob") && is_known).then(|| Groups::new(c));
+    let groups = c.feature("WorkloadWithJob").then(|| Groups::new(c));
     let pod_control = PodControl::new(c.client(), c.recorder(), c.clock());
     records.share(pod_control.creations());
     let this = Arc::new(Jobs {

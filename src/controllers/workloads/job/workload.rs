@@ -48,10 +48,13 @@ impl Groups {
     }
 
     /// Returns the PodGroup for new pods of `job`, after creating it and its Workload if they are
-    /// missing. `None` when the pods are scheduled one by one.
+    /// missing. `None` when the pods are scheduled one by one, as all are unless Workloads are
+    /// served in `v1alpha2`.
     /// Upstream: `ensureWorkloadAndPodGroup`.
     async fn ensure(&self, job: &Job, pods: &[Arc<Pod>]) -> Result<Option<Arc<PodGroup>>, Error> {
-        if !is_gang(job) {
+        // Workloads of later versions are made of the Job's `spec.scheduling`.
+        let is_known = self.client.served(&Workload::RESOURCE) == Workload::RESOURCE;
+        if !is_known || !is_gang(job) {
             return Ok(None);
         }
         let Some(workload) = self.ensure_workload(job, pods).await? else { return Ok(None) };
