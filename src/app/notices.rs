@@ -2,8 +2,8 @@
 
 use crate::options::{Count, Options, Release};
 
-/// Gates that upstream's manager reads and this build does not. Gates that are locked are left out,
-/// and those that only other components read.
+/// Gates that upstream's manager reads and this build does not. Gates that are locked in every
+/// release are left out, and those that only other components read.
 const WITHOUT_EFFECT: &[&str] = &[
     "AllowParsingUserUIDFromCertAuth",
     "AtomicFIFO",
@@ -13,11 +13,15 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
     "ContextualLogging",
+    "DRAAdminAccess",
     "EvictionRequestAPI",
     "HPAOptimizedSelectorStore",
     "InOrderInformersBatchProcess",
+    "InPlacePodVerticalScaling",
+    "JobManagedBy",
     "NativeHistograms",
     "NodeControllerLeaseCircuitBreaker",
+    "PreferSameTrafficDistribution",
     "StatefulSetRecreateStrategy",
     "UnauthenticatedHTTP2DOSMitigation",
     "UnlockWhileProcessingFIFO",
@@ -129,8 +133,8 @@ mod tests {
         }
     }
 
-    /// Gates that upstream's manager reads, its libraries included, where they are not locked, and
-    /// those that turn a controller on or off. From the calls of `Enabled` under
+    /// Gates that upstream's manager reads, its libraries included, where a release does not lock
+    /// them, and those that turn a controller on or off. From the calls of `Enabled` under
     /// `cmd/kube-controller-manager`, `pkg/controller`, `pkg/quota`, `client-go`, `component-base`
     /// and the parts of `apiserver` that serve the secure port.
     const READ_UPSTREAM: &[&str] = &[
@@ -148,6 +152,7 @@ mod tests {
         "ContextualLogging",
         "ControllerManagerReleaseLeaderElectionLockOnExit",
         "CoordinatedLeaderElection",
+        "DRAAdminAccess",
         "DRADeviceTaintRules",
         "DRADeviceTaints",
         "DRAExtendedResource",
@@ -155,6 +160,7 @@ mod tests {
         "DRAResourcePoolStatus",
         "DRAWorkloadResourceClaims",
         "DeploymentReplicaSetTerminatingReplicas",
+        "DynamicResourceAllocation",
         "EvictionRequestAPI",
         "GenericWorkload",
         "HPAConfigurableTolerance",
@@ -162,7 +168,9 @@ mod tests {
         "HPAOptimizedSelectorStore",
         "HPAScaleToZero",
         "InOrderInformersBatchProcess",
+        "InPlacePodVerticalScaling",
         "InformerResourceVersion",
+        "JobManagedBy",
         "LoggingAlphaOptions",
         "LoggingBetaOptions",
         "MaxUnavailableStatefulSet",
@@ -173,6 +181,7 @@ mod tests {
         "PodCertificateRequest",
         "PodDeletionCost",
         "PodLevelResources",
+        "PreferSameTrafficDistribution",
         "RemoteRequestHeaderUID",
         "SELinuxChangePolicy",
         "SeparateTaintEvictionController",
@@ -188,6 +197,7 @@ mod tests {
         "TaintTolerationComparisonOperators",
         "UnauthenticatedHTTP2DOSMitigation",
         "UnlockWhileProcessingFIFO",
+        "VolumeAttributesClass",
         "WatchListClient",
         "WorkloadWithJob",
     ];
