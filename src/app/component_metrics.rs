@@ -7,7 +7,7 @@ use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGauge, IntGaugeVec, Opts};
 
 use crate::metrics::metrics;
-use crate::options::{Gates, Options, min_compatible, model_version, version_info};
+use crate::options::{Gates, Options, model_version, version_info};
 use crate::task;
 
 /// Registers the metrics of this module. Another call in the same process changes nothing.
@@ -54,9 +54,9 @@ fn register_version(options: &Options) -> prometheus::Result<()> {
                 aggregated-apiservers.";
     let labels = ["binary", "component", "emulation", "min_compat"];
     let gauge = GaugeVec::new(Opts::new("version_info", help), &labels)?;
-    let (emulated, least) = (options.release().to_string(), min_compatible(options));
-    let values =
-        [model_version().trim_start_matches('v'), "kube", &emulated, &format!("1.{least}")];
+    let gates = &options.feature_gates;
+    let (emulated, least) = (gates.release.to_string(), gates.min_compatible().to_string());
+    let values = [model_version().trim_start_matches('v'), "kube", &emulated, &least];
     gauge.with_label_values(&values).set(1.0);
     prometheus::register(Box::new(gauge))
 }

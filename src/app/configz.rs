@@ -34,6 +34,8 @@ pub fn content(o: &Options, migration: Option<&LeaderMigration>, release: Releas
         let shared = configuration.get_mut("KubeCloudShared").and_then(Value::as_object_mut);
         let period = shared.and_then(|shared| shared.remove("NodeMonitorPeriod"));
         configuration["NodeLifecycleController"]["NodeMonitorPeriod"] = period.into();
+        // No flag is for it any more.
+        configuration["ServiceController"]["ConcurrentServiceSyncs"] = 0.into();
     }
     json!({ "kubecontrollermanager.config.k8s.io": configuration })
 }
@@ -247,21 +249,26 @@ mod tests {
         }
     }
 
-    /// Pull requests 140014 and 137964.
+    /// Pull requests 140014, 137964 and 138002.
     #[test]
-    fn release_of_1_37_has_a_member_more_and_one_elsewhere() {
+    fn members_of_1_37_are_one_more_one_elsewhere_and_one_without_its_flag() {
         let workers = "/DisruptionController/ConcurrentDisruptionSyncs";
         let before = "/KubeCloudShared/NodeMonitorPeriod";
         let period = "/NodeLifecycleController/NodeMonitorPeriod";
+        let services = "/ServiceController/ConcurrentServiceSyncs";
         for (release, expected) in [
-            (Release::V1_36, [None, Some(json!("5s")), None]),
-            (Release::V1_37, [Some(json!(3)), None, Some(json!("5s"))]),
+            (Release::V1_36, [None, Some(json!("5s")), None, Some(json!(2))]),
+            (Release::V1_37, [Some(json!(3)), None, Some(json!("5s")), Some(json!(0))]),
         ] {
-            let concurrent_disruption_syncs = Count::new(3);
-            let options = Options { concurrent_disruption_syncs, ..Options::default() };
+            let options = Options {
+                concurrent_disruption_syncs: Count::new(3),
+                concurrent_service_syncs: Count::new(2),
+                ..Options::default()
+            };
             let whole = content(&options, None, release);
             let config = &whole["kubecontrollermanager.config.k8s.io"];
-            let found = [workers, before, period].map(|pointer| config.pointer(pointer).cloned());
+            let found =
+                [workers, before, period, services].map(|pointer| config.pointer(pointer).cloned());
             assert_eq!(found, expected, "{release}");
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::controllers::{self, Controller, ControllerContext, Profile, Workers};
 use crate::objects::{ReplicaSet, ReplicationController};
-use crate::options::{Count, Gates, Options};
+use crate::options::{Count, Gates, Options, Release};
 
 /// Wires a new controller up. A constructor that adds no work leaves the controller idle, and the
 /// log says why; an idle controller is not started.
@@ -25,7 +25,7 @@ pub struct Descriptor {
     /// All of them must be on.
     pub gates: &'static [&'static str],
     pub on_by_default: bool,
-    /// Run by a cloud controller manager, never by this one.
+    /// Run by a cloud controller manager, never by this one; unknown since 1.37.
     pub cloud: bool,
     /// `None`: known, but not available in this build.
     pub constructor: Option<Constructor>,
@@ -107,6 +107,12 @@ impl Descriptor {
         self.name() == name || self.alias == Some(name)
     }
 
+    /// Returns whether the manager of this release has the controller.
+    pub fn exists_in(&self, release: Release) -> bool {
+        // Pull request 138002.
+        !self.cloud || release < Release::V1_37
+    }
+
     /// Returns whether `list`, the value of `--controllers`, enables the controller. The first item
     /// about it decides.
     pub fn enabled(&self, list: &[String]) -> bool {
@@ -146,9 +152,10 @@ pub fn find(name: &str) -> Option<&'static Descriptor> {
     CONTROLLERS.iter().find(|row| row.has_name(name))
 }
 
-/// Returns whether `--controllers` may name it.
-pub fn is_known(name: &str) -> bool {
-    find(name).is_some()
+/// Returns whether `--controllers` may name a controller of the table in one of the releases.
+pub fn is_known(table: &[Descriptor], name: &str, releases: &[Release]) -> bool {
+    let named = table.iter().find(|row| row.has_name(name));
+    named.is_some_and(|row| releases.iter().any(|release| row.exists_in(*release)))
 }
 
 /// Returns the names of a table that `--controllers` may name, sorted; and those of them that are
@@ -498,8 +505,9 @@ pub const CONTROLLERS: &[Descriptor] = &[
 
 #[cfg(test)]
 mod tests {
+    use super::super::program::{KubeControllerManager, Program};
     use super::*;
-    use crate::options::{Command, FLAGS, FlagInfo, Release, feature_gates, parse, validate};
+    use crate::options::{Command, FLAGS, FlagInfo, feature_gates, parse};
 
     fn running(list: &[&str]) -> Vec<&'static str> {
         let list: Vec<String> = list.iter().map(ToString::to_string).collect();
@@ -574,9 +582,33 @@ mod tests {
     fn kubeadms_list_is_valid_and_an_unknown_name_is_not() {
         let mut options = Options::default();
         options.controllers.extend(["bootstrapsigner".into(), "-token-cleaner-controller".into()]);
-        assert!(validate(&options, &is_known).is_empty());
+        let problems = |options: &Options| KubeControllerManager.problems(options);
+        assert_eq!(problems(&options), Vec::<String>::new());
         options.controllers.push("-nope".into());
-        assert_eq!(validate(&options, &is_known).len(), 1);
+        assert_eq!(problems(&options).len(), 1);
+    }
+
+    /// Pull request 138002.
+    #[test]
+    fn controllers_of_clouds_are_unknown_to_1_37() {
+        for name in [
+            "service-lb-controller",
+            "service",
+            "node-route-controller",
+            "route",
+            "cloud-node-lifecycle-controller",
+            "cloud-node-lifecycle",
+        ] {
+            let fault = format!("--controllers: {name:?} is not in the list of known controllers");
+            let mut options = Options::default();
+            options.controllers.push(format!("-{name}"));
+            for (version, faults) in
+                [(None, vec![]), (Some("1.36"), vec![]), (Some("1.37"), vec![fault])]
+            {
+                options.emulated_version = version.map(String::from).into_iter().collect();
+                assert_eq!(KubeControllerManager.problems(&options), faults, "{name} {version:?}");
+            }
+        }
     }
 
     #[test]

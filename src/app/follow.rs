@@ -64,21 +64,28 @@ fn of_server(version: &Value) -> Release {
     };
     let release = Release::for_server(minor);
     log::info!("Following Kubernetes {release}: the API server's version is {text}");
-    if minor < Release::OLDEST.minor() {
-        log::warn!(
-            "the API server is older than {}: this manager does not know how it differs, and \
-             may ask for what it does not serve",
-            Release::OLDEST
-        );
-    }
-    if minor > Release::NEWEST.minor() {
-        log::warn!(
-            "the API server is newer than {}: this manager does not know what it expects of its \
-             controller manager",
-            Release::NEWEST
-        );
+    if let Some(warning) = warning(minor) {
+        log::warn!("{warning}");
     }
     release
+}
+
+/// Returns what is not known of a server of this minor version of Kubernetes 1; `None` if its
+/// release is known.
+fn warning(minor: u32) -> Option<String> {
+    let (oldest, newest) = (Release::OLDEST, Release::NEWEST);
+    if minor < oldest.minor() {
+        return Some(format!(
+            "the API server is older than {oldest}: this manager does not know how it differs, and \
+             may ask for what it does not serve"
+        ));
+    }
+    (minor > newest.minor()).then(|| {
+        format!(
+            "the API server is newer than {newest}: this manager does not know what it expects of \
+             its controller manager"
+        )
+    })
 }
 
 #[cfg(test)]
@@ -102,5 +109,23 @@ mod tests {
             assert_eq!(of_server(&version), release, "{major}.{minor}");
         }
         assert_eq!(of_server(&Value::Null), Release::V1_36);
+    }
+
+    #[test]
+    fn unknown_servers_have_a_warning() {
+        let older = "the API server is older than 1.34: this manager does not know how it differs, \
+                     and may ask for what it does not serve";
+        let newer = "the API server is newer than 1.37: this manager does not know what it expects \
+                     of its controller manager";
+        for (minor, expected) in [
+            (20, Some(older)),
+            (33, Some(older)),
+            (34, None),
+            (36, None),
+            (37, None),
+            (38, Some(newer)),
+        ] {
+            assert_eq!(warning(minor).as_deref(), expected, "1.{minor}");
+        }
     }
 }

@@ -40,6 +40,7 @@ use crate::shadow::Shadow;
 use crate::task::{self, Latch, StopToken, TaskGroup, caught, panics, stop_on_signal};
 
 use connect::{Connect, Connection, Target, user_agent};
+use controller_table::is_known;
 use futures_lite::future;
 use leader_election::Contender;
 use leader_migration::{LeaderMigration, Lease};
@@ -270,15 +271,20 @@ async fn serve(prepared: Prepared, connect: Connect) -> Result<Option<Served>, V
 /// false if the process was stopped before.
 ///
 /// # Errors
-/// The given feature gates and `--min-compatibility-version` that the release does not allow, a
-/// line each.
+/// The given feature gates, `--min-compatibility-version` and controllers that the release does not
+/// allow, a line each.
 async fn follow_release(served: &mut Served) -> Result<bool, Vec<String>> {
     let Served { context, stop, .. } = served;
     let RunContext { program, options, connection, clock, routes, .. } = context;
     let release = follow::release(options, &**connection, clock);
     let Some(release) = stop.unless_stopped(release).await else { return Ok(false) };
     let options = Arc::make_mut(options);
-    options.follow(release)?;
+    let mut problems = options.follow(release).err().unwrap_or_default();
+    let is_known = |name: &str| is_known(program.controllers(), name, &[release]);
+    problems.extend(options::controller_faults(&options.controllers, &is_known));
+    if !problems.is_empty() {
+        return Err(problems);
+    }
     serving::remove_gated(routes, options);
     options::report_release(release);
     log::info!("Starting version {}", options::git_version());

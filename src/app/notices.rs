@@ -2,8 +2,8 @@
 
 use crate::options::{Count, Options, Release};
 
-/// Gates that upstream's manager reads and this build does not. Gates that are locked are left out,
-/// and those that only other components read.
+/// Gates that upstream's manager reads and this build does not. Gates that are locked in every
+/// release are left out, and those that only other components read.
 const WITHOUT_EFFECT: &[&str] = &[
     "AllowParsingUserUIDFromCertAuth",
     "AtomicFIFO",
@@ -13,10 +13,14 @@ const WITHOUT_EFFECT: &[&str] = &[
     "ClientsAllowTLSCacheGC",
     "ClientsPreferCBOR",
     "ContextualLogging",
+    "DRAAdminAccess",
     "EvictionRequestAPI",
     "HPAOptimizedSelectorStore",
     "InOrderInformersBatchProcess",
+    "InPlacePodVerticalScaling",
+    "JobManagedBy",
     "NativeHistograms",
+    "PreferSameTrafficDistribution",
     "StatefulSetRecreateStrategy",
     "UnauthenticatedHTTP2DOSMitigation",
     "UnlockWhileProcessingFIFO",
@@ -128,8 +132,8 @@ mod tests {
         }
     }
 
-    /// Gates that upstream's manager reads, its libraries included, where they are not locked, and
-    /// those that turn a controller on or off. From the calls of `Enabled` under
+    /// Gates that upstream's manager reads, its libraries included, where a release does not lock
+    /// them, and those that turn a controller on or off. From the calls of `Enabled` under
     /// `cmd/kube-controller-manager`, `pkg/controller`, `pkg/quota`, `client-go`, `component-base`
     /// and the parts of `apiserver` that serve the secure port.
     const READ_UPSTREAM: &[&str] = &[
@@ -147,6 +151,7 @@ mod tests {
         "ContextualLogging",
         "ControllerManagerReleaseLeaderElectionLockOnExit",
         "CoordinatedLeaderElection",
+        "DRAAdminAccess",
         "DRADeviceTaintRules",
         "DRADeviceTaints",
         "DRAExtendedResource",
@@ -154,6 +159,7 @@ mod tests {
         "DRAResourcePoolStatus",
         "DRAWorkloadResourceClaims",
         "DeploymentReplicaSetTerminatingReplicas",
+        "DynamicResourceAllocation",
         "EvictionRequestAPI",
         "GenericWorkload",
         "HPAConfigurableTolerance",
@@ -161,7 +167,9 @@ mod tests {
         "HPAOptimizedSelectorStore",
         "HPAScaleToZero",
         "InOrderInformersBatchProcess",
+        "InPlacePodVerticalScaling",
         "InformerResourceVersion",
+        "JobManagedBy",
         "LoggingAlphaOptions",
         "LoggingBetaOptions",
         "MaxUnavailableStatefulSet",
@@ -172,6 +180,7 @@ mod tests {
         "PodCertificateRequest",
         "PodDeletionCost",
         "PodLevelResources",
+        "PreferSameTrafficDistribution",
         "RemoteRequestHeaderUID",
         "SELinuxChangePolicy",
         "SeparateTaintEvictionController",
@@ -187,6 +196,7 @@ mod tests {
         "TaintTolerationComparisonOperators",
         "UnauthenticatedHTTP2DOSMitigation",
         "UnlockWhileProcessingFIFO",
+        "VolumeAttributesClass",
         "WatchListClient",
         "WorkloadWithJob",
     ];

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::controller_table::{self, CONTROLLERS, Descriptor};
+use super::controller_table::{CONTROLLERS, Descriptor, is_known};
 use super::leader_migration::LeaderMigration;
 use super::{configz, notices};
 use crate::controllers::{Controller, ControllerContext};
@@ -70,7 +70,8 @@ impl Program for KubeControllerManager {
     }
 
     fn problems(&self, options: &Options) -> Vec<String> {
-        validate(options, &controller_table::is_known)
+        let releases = options.possible_releases();
+        validate(options, &|name| is_known(CONTROLLERS, name, &releases))
     }
 
     fn notices(&self, options: &Options) -> Vec<String> {

@@ -144,7 +144,8 @@ pub async fn run(started: RunContext, stop: StopToken) -> Result<(), Failed> {
         Lease::Main => program.further_controllers(&context).map_err(Failed::ended)?,
         Lease::Migration | Lease::Others => Vec::new(),
     };
-    let rows = program.controllers().iter().filter(|row| started.runs(row));
+    let runs = |row: &&Descriptor| row.exists_in(options.release()) && started.runs(row);
+    let rows = program.controllers().iter().filter(runs);
     controllers.extend(build(rows, options, &context).map_err(Failed::ended)?);
     for controller in &controllers {
         if let Some(debug) = controller.debug_handler() {

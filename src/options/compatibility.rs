@@ -4,29 +4,52 @@
 use super::flags::Options;
 use super::release::Release;
 
+impl Options {
+    /// Lets the flags of versions choose the feature gates. Without `--emulated-version` they are
+    /// those of the default release until the API server's is known.
+    pub fn apply_version_flags(&mut self) {
+        self.feature_gates.release = emulated(self).unwrap_or_default();
+        self.feature_gates.min_compatibility =
+            last(&self.min_compatibility_version).and_then(Release::of_minor);
+    }
+
+    /// Returns the releases that the process may follow.
+    pub fn possible_releases(&self) -> Vec<Release> {
+        emulated(self).map_or_else(|| Release::ALL.to_vec(), |release| vec![release])
+    }
+}
+
 /// Returns the release that `--emulated-version` names; `None` if the API server's is followed.
 pub fn emulated(o: &Options) -> Option<Release> {
-    o.emulated_version.last().and_then(|text| minor(text)).and_then(Release::of_minor)
+    last(&o.emulated_version).and_then(Release::of_minor)
 }
 
-/// Returns the releases that the process may follow.
-pub(super) fn possible(o: &Options) -> Vec<Release> {
-    emulated(o).map_or_else(|| Release::ALL.to_vec(), |release| vec![release])
+/// Returns the minor version in the last value of a flag; `None` if there is none.
+fn last(versions: &[String]) -> Option<u32> {
+    versions.last().and_then(|text| minor(text).ok())
 }
 
-/// Returns the oldest minor version that other components may have.
-pub fn min_compatible(o: &Options) -> u32 {
-    let given = o.min_compatibility_version.last().and_then(|text| minor(text));
-    given.unwrap_or_else(|| (o.release().minor() - 1).max(Release::OLDEST.minor()))
-}
-
-/// Returns the minor version in `1.35`, `1.35.0`, `v1.35` or `kube=1.35`; `None` for another text.
-fn minor(text: &str) -> Option<u32> {
-    let version = text.strip_prefix("kube=").unwrap_or(text);
-    let minor = version.strip_prefix('v').unwrap_or(version).strip_prefix("1.")?;
-    let minor = minor.strip_suffix(".0").unwrap_or(minor);
-    let is_number = minor.bytes().all(|digit| digit.is_ascii_digit());
-    minor.parse().ok().filter(|minor| is_number && *minor > 0)
+/// Returns the minor version in `1.35`, `1.35.0`, `v1.35` or `kube=1.35`.
+///
+/// # Errors
+/// The fault of another text.
+fn minor(text: &str) -> Result<u32, String> {
+    let pair = text.split_once('=').map(|(component, version)| (component.trim(), version.trim()));
+    let (component, version) = pair.unwrap_or(("kube", text));
+    if component != "kube" {
+        return Err(format!("component not registered: {component}"));
+    }
+    let number = |digits: &str| {
+        digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
+    };
+    let numbers = version.strip_prefix('v').unwrap_or(version).split('.').map(number);
+    match numbers.collect::<Option<Vec<u32>>>().as_deref() {
+        Some([1, minor] | [1, minor, 0]) => Ok(*minor),
+        Some([major, minor, patch]) if *patch > 0 => {
+            Err(format!("patch version not allowed, got: kube={major}.{minor}.{patch}"))
+        }
+        _ => Err(format!("could not parse {version:?} as version")),
+    }
 }
 
 /// Returns the faults of `--emulated-version` and `--min-compatibility-version`, a line each.
@@ -36,19 +59,20 @@ pub(super) fn version_problems(o: &Options) -> Vec<String> {
         ("emulated-version", &o.emulated_version),
         ("min-compatibility-version", &o.min_compatibility_version),
     ] {
-        for version in versions.iter().filter(|text| minor(text).is_none()) {
-            problems.push(match version.split_once('=') {
-                Some((component, _)) if component != "kube" => {
-                    format!("--{flag}: component not registered: {component}")
-                }
-                _ => format!("--{flag}: could not parse {version:?} as version"),
-            });
+        let mut minors = Vec::new();
+        for version in versions {
+            match minor(version) {
+                Ok(minor) => minors.push(minor),
+                Err(fault) => problems.push(format!("--{flag}: {fault}")),
+            }
         }
-        if versions.len() > 1 {
-            problems.push(format!("--{flag}: duplicate version flag, {}", versions.join(" and ")));
+        if let [first, second, ..] = minors[..] {
+            problems.push(format!(
+                "--{flag}: duplicate version flag, kube=1.{first} and kube=1.{second}"
+            ));
         }
     }
-    let newest = match o.emulated_version.last().and_then(|text| minor(text)) {
+    let newest = match last(&o.emulated_version) {
         Some(minor) if Release::of_minor(minor).is_none() => {
             problems.push(format!(
                 "--emulated-version: emulation version 1.{minor} is not between [{}, {}]",
@@ -65,7 +89,7 @@ pub(super) fn version_problems(o: &Options) -> Vec<String> {
 
 /// Returns the fault of `--min-compatibility-version` while `newest` is followed.
 pub(super) fn min_compatibility_problem(o: &Options, newest: Release) -> Option<String> {
-    let least = o.min_compatibility_version.last().and_then(|text| minor(text))?;
+    let least = last(&o.min_compatibility_version)?;
     let oldest = Release::OLDEST;
     (!(oldest.minor()..=newest.minor()).contains(&least)).then(|| {
         format!(
@@ -105,13 +129,18 @@ mod tests {
     #[test]
     fn others_may_be_one_minor_version_older() {
         let mut options = Options::default();
-        assert_eq!(min_compatible(&options), 35);
-        options.follow(Release::V1_37).expect("no gate is given");
-        assert_eq!(min_compatible(&options), 36);
-        options.follow(Release::V1_34).expect("no gate is given");
-        assert_eq!(min_compatible(&options), 34);
+        for (release, least) in [
+            (Release::V1_34, Release::V1_34),
+            (Release::V1_35, Release::V1_34),
+            (Release::V1_36, Release::V1_35),
+            (Release::V1_37, Release::V1_36),
+        ] {
+            options.follow(release).expect("no gate is given");
+            assert_eq!(options.feature_gates.min_compatible(), least, "{release}");
+        }
         options.min_compatibility_version = vec!["1.36".into()];
-        assert_eq!(min_compatible(&options), 36);
+        options.apply_version_flags();
+        assert_eq!(options.feature_gates.min_compatible(), Release::V1_36);
         assert_eq!(options.follow(Release::V1_36), Ok(()));
         let problems = options.follow(Release::V1_35).expect_err("others would be newer");
         assert!(problems[0].ends_with("version 1.36 is not between [1.34, 1.35]"), "{problems:?}");

@@ -1,6 +1,8 @@
 //! The table of feature gates. Upstream: `pkg/features/kube_features.go`, and the tables of the
 //! libraries in the manager.
 
+use super::release::Release;
+
 /// How mature a gate is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -57,6 +59,10 @@ const DEPRECATED: GateState = released(Stage::Deprecated, true, false);
 const DEPRECATED_OFF: GateState = released(Stage::Deprecated, false, false);
 const DEPRECATED_LOCKED: GateState = released(Stage::Deprecated, true, true);
 const DEPRECATED_OFF_LOCKED: GateState = released(Stage::Deprecated, false, true);
+
+/// The gates that are off by default unless other components are at least of a release.
+/// Upstream: `FeatureSpec.MinCompatibilityVersion`.
+pub const ON_IF_COMPATIBLE: &[(&str, Release)] = &[("DRAFractionalCapacityRange", Release::V1_37)];
 
 /// Every gate of the manager, sorted by name, in 1.34, 1.35, 1.36 and 1.37.
 #[rustfmt::skip]

@@ -1,7 +1,7 @@
 //! The feature gates of a release and their states.
 //! Upstream: `pkg/features`, `component-base/featuregate`.
 
-use super::feature_gate_table::{GATES, GateSpec, GateState, Stage};
+use super::feature_gate_table::{GATES, GateSpec, GateState, ON_IF_COMPATIBLE, Stage};
 use super::release::Release;
 use super::values::Gates;
 
@@ -17,7 +17,18 @@ impl Gates {
             Stage::Beta => self.value_given("AllBeta"),
             Stage::Ga | Stage::Deprecated => None,
         };
-        self.value_given(name).or(all).unwrap_or(spec.default)
+        self.value_given(name).or(all).unwrap_or_else(|| self.default_of(name, spec))
+    }
+
+    /// Returns the oldest release of other components: by default the one before the own release.
+    pub fn min_compatible(&self) -> Release {
+        self.min_compatibility.unwrap_or_else(|| self.release.before())
+    }
+
+    /// Returns the default of a gate, which may depend on the oldest release of other components.
+    fn default_of(&self, name: &str, spec: GateSpec) -> bool {
+        let least = on_if_compatible(name);
+        spec.default || least.is_some_and(|least| self.min_compatible() >= least)
     }
 
     /// Returns the faults that the given gates have in all of these releases, a line each: one
@@ -34,6 +45,7 @@ impl Gates {
     /// Returns the faults of the given gates at this release: unknown and locked ones; if there are
     /// none of these, the gates that are on while one that they depend on is off.
     fn problems_in(&self, release: Release) -> Vec<String> {
+        let gates = Gates { release, ..self.clone() };
         let problem = |(name, on): &(String, bool)| match state(name, release) {
             _ if matches!(name.as_str(), "AllAlpha" | "AllBeta") => None,
             GateState::Gone => Some(format!("--feature-gates: unrecognized feature gate: {name}")),
@@ -49,14 +61,13 @@ impl Gates {
             GateState::Later => Some(format!(
                 "--feature-gates: cannot set feature gate {name} to {on}, feature is PreAlpha at \
                  emulated version {release}, min compatibility version {}",
-                release.before()
+                gates.min_compatible()
             )),
         };
         let mut problems: Vec<String> = self.given.iter().filter_map(problem).collect();
         if !problems.is_empty() {
             return problems;
         }
-        let gates = Gates { given: self.given.clone(), release };
         for (gate, needed) in DEPENDENCIES.iter().filter(|(gate, _)| gates.enabled(gate)) {
             let off: Vec<&str> = needed
                 .iter()
@@ -191,7 +202,7 @@ impl Gates {
     /// Returns the given gates that are not as the release has them by default.
     pub fn changed(&self) -> impl Iterator<Item = &'static str> {
         specs(self.release)
-            .filter(|(name, spec)| self.enabled(name) != spec.default)
+            .filter(|(name, spec)| self.enabled(name) != self.default_of(name, *spec))
             .map(|(name, _)| name)
     }
 }
@@ -202,6 +213,12 @@ pub fn specs(release: Release) -> impl Iterator<Item = (&'static str, GateSpec)>
         GateState::Known(spec) => Some((*name, spec)),
         GateState::Later | GateState::Gone => None,
     })
+}
+
+/// Returns the release that other components must have at least for the gate to be on by default;
+/// `None` if its default does not depend on them.
+pub(super) fn on_if_compatible(name: &str) -> Option<Release> {
+    ON_IF_COMPATIBLE.iter().find(|(gate, _)| *gate == name).map(|(_, least)| *least)
 }
 
 /// Returns what a gate is in a release. A gate that no release has is like one that is gone.
@@ -221,13 +238,15 @@ fn spec(name: &str, release: Release) -> Option<GateSpec> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::{Command, Options, parse, validate};
 
     fn gates(pairs: &[(&str, bool)]) -> Gates {
         gates_of(Release::V1_36, pairs)
     }
 
     fn gates_of(release: Release, pairs: &[(&str, bool)]) -> Gates {
-        Gates { given: pairs.iter().map(|(name, on)| (name.to_string(), *on)).collect(), release }
+        let given = pairs.iter().map(|(name, on)| (name.to_string(), *on)).collect();
+        Gates { given, release, ..Gates::default() }
     }
 
     #[test]
@@ -269,55 +288,217 @@ mod tests {
         }
     }
 
-    /// What 1.37 has on by default, by upstream's pull requests.
+    /// The gates that 1.37 has otherwise than 1.36, in both releases, with upstream's pull request
+    /// where its release notes name one.
+    #[rustfmt::skip]
+    const CHANGES: &[(&str, &str, &str)] = &[
+        ("APIServerTracing", "GA, locked", "–"), // 138907
+        ("APIServerWebhookAuthenticationToken", "–", "alpha, off"), // 140113
+        ("AllowUnsafeMalformedObjectDeletion", "alpha, off", "beta, on"), // 140785
+        ("AnonymousAuthConfigurableEndpoints", "GA, locked", "–"),
+        ("AnyVolumeDataSource", "GA, locked", "–"), // 135336
+        ("AtomicWriteVolumeUserFields", "–", "alpha, off"), // 139764
+        ("AuthorizeNodeWithSelectors", "GA, locked", "–"),
+        ("AuthorizeWithSelectors", "GA, locked", "–"),
+        ("BtreeWatchCache", "GA, locked", "–"), // 138907
+        ("ClusterTrustBundle", "beta, off", "GA, on"), // 139437
+        ("ClusterTrustBundleProjection", "beta, off", "GA, on"), // 139437
+        ("CompositePodGroup", "–", "alpha, off"), // 139407
+        ("ConcurrentWatchObjectDecode", "beta, off", "beta, on"), // 139679
+        ("ConsistentListFromCache", "GA, locked", "–"), // 138907
+        ("ConsistentListFromCacheSkipTimeoutFallback", "–", "alpha, off"), // 138701
+        ("DRADerivedAttributes", "–", "alpha, off"),
+        ("DRADeviceCompatibilityGroups", "–", "alpha, off"), // 139795
+        ("DRADeviceTaintRules", "beta, off", "GA, on"), // 138676
+        ("DRADeviceTaints", "beta, on", "GA, on"), // 138676
+        ("DRAExtendedResource", "beta, on", "GA, locked"), // 138488
+        ("DRAFractionalCapacityRange", "–", "beta, off"),
+        ("DRAOptionalNodeOperations", "–", "alpha, off"), // 139933
+        ("DRAPartitionableDevicesType", "–", "alpha, off"),
+        ("DRAPrioritizedList", "GA, on", "GA, locked"), // 139110
+        ("DRAResourceClaimDeviceStatus", "beta, on", "GA, locked"), // 137546
+        ("DRAWorkloadResourceClaims", "alpha, off", "beta, off"), // 140334
+        ("DeclarativeValidationTakeover", "deprecated, off", "deprecated, locked"), // 139212
+        ("DefaultPodSysctls", "–", "alpha, off"), // 140052
+        ("DisableCPUQuotaWithExclusiveCPUs", "deprecated, on", "deprecated, locked"),
+        ("EmptyDirVolumeMode", "–", "alpha, off"),
+        ("EtcdRangeStream", "–", "beta, on"), // 140085
+        ("EvictionRequestAPI", "–", "alpha, off"), // 137050
+        ("ExcludeAdmissionWebhookVirtualResources", "–", "beta, on"), // 140019
+        ("GRPCContainerProbeTLS", "–", "alpha, off"), // 137762
+        ("GangScheduling", "alpha, off", "–"), // 139520
+        ("GenericWorkload", "alpha, off", "beta, off"), // 140334
+        ("H2CContainerProbe", "–", "alpha, off"), // 139429
+        ("HPAConfigurableTolerance", "beta, on", "GA, locked"), // 140107
+        ("HPAGeneration", "–", "beta, on"), // 138228
+        ("HPAOptimizedSelectorStore", "–", "beta, on"), // 139142
+        ("HPAScaleToZero", "alpha, off", "beta, on"), // 139648
+        ("HostnameOverride", "beta, on", "GA, locked"), // 139116
+        ("HugepageAwareEviction", "–", "beta, on"), // 138127
+        ("InPlacePodVerticalScalingInitContainers", "beta, on", "GA, locked"), // 140728
+        ("InPlacePodVerticalScalingMemoryBackedVolumes", "–", "alpha, off"), // 139425
+        ("InPlacePodVerticalScalingSchedulerPreemption", "–", "alpha, off"), // 140000
+        ("InterPodAffinityHostnameFastPath", "–", "alpha, off"), // 138198
+        ("JobBackoffLimitPerIndex", "GA, locked", "–"), // 138759
+        ("JobPodReplacementPolicy", "GA, locked", "–"), // 138759
+        ("JobSuccessPolicy", "GA, locked", "–"), // 138759
+        ("KubeProxyIPVS", "GA, on", "deprecated, on"), // 139397
+        ("KubeProxyNFTablesLocalhostNodePorts", "–", "alpha, off"), // 138427
+        ("KubeletAllocatedPodsEndpoint", "–", "alpha, off"), // 140856
+        ("KubeletInUserNamespace", "alpha, off", "beta, on"), // 134639
+        ("LogarithmicScaleDown", "GA, locked", "–"),
+        ("ManifestBasedAdmissionControlConfig", "alpha, off", "beta, on"), // 140559
+        ("MaxUnavailableStatefulSet", "beta, off", "beta, on"), // 139466
+        ("MemoryQoS", "alpha, off", "beta, on"), // 140007
+        ("NFTablesNetlink", "–", "beta, on"), // 137536
+        ("NativeHistograms", "alpha, off", "beta, on"), // 140124
+        ("NodeControllerLeaseCircuitBreaker", "–", "beta, on"), // 138698
+        ("NodeDeclaredFeatures", "beta, on", "GA, locked"), // 139763
+        ("NodeLifecycleConditions", "–", "alpha, off"),
+        ("OrderedNamespaceDeletion", "GA, locked", "–"), // 138907
+        ("PLEGOnDemandRelist", "beta, on", "GA, locked"), // 140805
+        ("PersistentVolumeClaimUnusedSinceTime", "alpha, off", "beta, on"), // 139620
+        ("PodAndContainerStatsFromCRI", "alpha, off", "beta, off"), // 140081
+        ("PodCertificateRequest", "beta, off", "GA, on"), // 139579
+        ("PodGroupPreemptionPolicy", "–", "alpha, off"), // 140359
+        ("PodLevelResourceManagers", "alpha, off", "beta, off"), // 141209
+        ("PodLevelResourcesFixDefaulting", "–", "beta, on"),
+        ("PodLevelResourcesFixKubeletQOSClass", "–", "beta, on"),
+        ("PodLifecycleSleepAction", "GA, locked", "–"),
+        ("PodLifecycleSleepActionAllowZero", "GA, locked", "–"),
+        ("PodReadyToStartContainersCondition", "beta, on", "GA, locked"), // 140488
+        ("PodsAPI", "alpha, off", "beta, on"), // 140286
+        ("PreventStaticPodAPIReferences", "beta, on", "–"), // 140226
+        ("RelaxedDNSSearchValidation", "GA, locked", "–"), // 139217
+        ("RelaxedServiceNameValidation", "beta, on", "GA, locked"), // 139282
+        ("ResilientWatchCacheInitialization", "GA, locked", "–"), // 138907
+        ("RetryGenerateName", "GA, locked", "–"), // 138907
+        ("SELinuxMount", "beta, off", "GA, on"), // 139956
+        ("SchedulerPreQueueingHints", "–", "alpha, off"), // 140959
+        ("SchedulerQueueingHints", "GA, locked", "–"),
+        ("SidecarContainers", "GA, locked", "–"), // 137755
+        ("StaleControllerConsistencyHPA", "–", "beta, on"), // 139025
+        ("StatefulSetRecreateStrategy", "–", "alpha, off"), // 137187
+        ("StorageCapacityScoring", "alpha, off", "beta, on"),
+        ("StorageVersionMigrator", "beta, off", "GA, on"), // 138560
+        ("StreamingCollectionEncodingToJSON", "GA, locked", "–"), // 138907
+        ("StreamingCollectionEncodingToProtobuf", "GA, locked", "–"), // 138907
+        ("StructuredAuthenticationConfiguration", "GA, locked", "–"),
+        ("VolumeBindMountOptions", "–", "alpha, off"), // 140013
+        ("VolumeLimitScaling", "alpha, off", "beta, on"), // 140612
+        ("WatchCacheInitializationPostStartHook", "beta, on", "GA, locked"), // 139452
+        ("WatchListCompression", "–", "beta, on"), // 139308
+        ("WebhookRoundTripLoadBalancing", "–", "beta, on"), // 139237
+        ("WorkloadAwarePreemption", "alpha, off", "–"), // 139520
+    ];
+
+    /// Returns what a gate is in a release, as the page of gates shows it.
+    fn shown(name: &str, release: Release) -> String {
+        let Some(GateSpec { stage, default, locked }) = spec(name, release) else {
+            return "–".to_owned();
+        };
+        let stage = match stage {
+            Stage::Ga => "GA".to_owned(),
+            _ => stage.name().to_lowercase(),
+        };
+        let value = match (locked, default) {
+            (true, _) => "locked",
+            (false, true) => "on",
+            (false, false) => "off",
+        };
+        format!("{stage}, {value}")
+    }
+
     #[test]
-    fn gates_have_the_defaults_of_their_release() {
-        for (name, in_36, in_37) in [
-            ("MaxUnavailableStatefulSet", false, true),     // 139466
-            ("HPAScaleToZero", false, true),                // 139648
-            ("StaleControllerConsistencyHPA", false, true), // 139025
-            ("HPAOptimizedSelectorStore", false, true),     // 139142
-            ("HPAGeneration", false, true),                 // 138228
-            ("NodeControllerLeaseCircuitBreaker", false, true), // 138698
-            ("PersistentVolumeClaimUnusedSinceTime", false, true), // 139620
-            ("NativeHistograms", false, true),              // 140124
-            ("StorageVersionMigrator", false, true),        // 138560
-            ("PodCertificateRequest", false, true),         // 139579
-            ("ClusterTrustBundle", false, true),            // 139437
-            ("DRADeviceTaintRules", false, true),           // 138676
-            ("GenericWorkload", false, false),              // 140334
-            ("DRAWorkloadResourceClaims", false, false),    // 140334
-            ("StatefulSetRecreateStrategy", false, false),  // 137187
-            ("EvictionRequestAPI", false, false),           // 137050
-            ("HPAConfigurableTolerance", true, true),       // 140107
-            ("SidecarContainers", true, false),             // 137755, gone
+    fn gates_differ_between_1_36_and_1_37_as_upstreams() {
+        let states = |name| [Release::V1_36, Release::V1_37].map(|release| shown(name, release));
+        let all = GATES.iter().map(|(name, _)| (*name, states(name)));
+        let found: Vec<_> = all.filter(|(_, [before, since])| before != since).collect();
+        let expected = |(name, before, since): &(&'static str, &str, &str)| {
+            (*name, [(*before).to_owned(), (*since).to_owned()])
+        };
+        assert_eq!(found, CHANGES.iter().map(expected).collect::<Vec<_>>());
+    }
+
+    /// Returns the options of a command line, and their faults.
+    fn given(args: &[&str]) -> (Options, Vec<String>) {
+        let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+        let Ok(Command::Run(options)) = parse(&args) else { panic!("{args:?}") };
+        let problems = validate(&options, &|_| true);
+        (options, problems)
+    }
+
+    #[test]
+    fn gates_locked_or_gone_since_1_37_are_refused_there_alone() {
+        let none: &[String] = &[];
+        for (gate, fault) in [
+            (
+                "HPAConfigurableTolerance=false",
+                "cannot set feature gate HPAConfigurableTolerance to false, feature is locked to \
+                 true",
+            ),
+            (
+                "DRAExtendedResource=false",
+                "cannot set feature gate DRAExtendedResource to false, feature is locked to true",
+            ),
+            ("SidecarContainers=true", "unrecognized feature gate: SidecarContainers"),
+            (
+                "PreventStaticPodAPIReferences=false",
+                "unrecognized feature gate: PreventStaticPodAPIReferences",
+            ),
         ] {
-            assert_eq!(gates(&[]).enabled(name), in_36, "{name} in 1.36");
-            assert_eq!(gates_of(Release::V1_37, &[]).enabled(name), in_37, "{name} in 1.37");
+            let gate = format!("--feature-gates={gate}");
+            let faults = [format!("--feature-gates: {fault}")];
+            assert_eq!(given(&[&gate, "--emulated-version=1.36"]).1, none, "{gate}");
+            assert_eq!(given(&[&gate, "--emulated-version=1.37"]).1, faults);
+            // Refused once the API server has said that it is of 1.37.
+            let (mut options, problems) = given(&[&gate]);
+            assert_eq!(problems, none, "{gate}");
+            assert_eq!(options.follow(Release::V1_36), Ok(()), "{gate}");
+            assert_eq!(options.follow(Release::V1_37), Err(faults.into()));
         }
     }
 
-    /// The second and third column of each row.
     #[test]
-    fn page_of_gates_has_the_states_of_both_releases() {
-        let page = include_str!("../../docs/feature-gates.md");
-        let shown = |name: &str, release| {
-            let Some(GateSpec { stage, default, locked }) = spec(name, release) else {
-                return "–".to_owned();
-            };
-            let stage = match stage {
-                Stage::Ga => "GA".to_owned(),
-                _ => stage.name().to_lowercase(),
-            };
-            let value = if locked {
-                "locked"
-            } else if default {
-                "on"
-            } else {
-                "off"
-            };
-            format!("{stage}, {value}")
+    fn oldest_version_of_others_decides_about_gates() {
+        let fault = |least| {
+            format!(
+                "--feature-gates: cannot set feature gate AtomicFIFO to false, feature is PreAlpha \
+                 at emulated version 1.35, min compatibility version {least}"
+            )
         };
+        let flags = ["--feature-gates=AtomicFIFO=false", "--emulated-version=1.35"];
+        assert_eq!(given(&flags).1, [fault("1.34")]);
+        let all = [&flags[..], &["--min-compatibility-version=1.35"]].concat();
+        assert_eq!(given(&all).1, [fault("1.35")]);
+
+        const GATE: &str = "DRAFractionalCapacityRange";
+        for (flags, is_on) in [
+            (&["--emulated-version=1.37"][..], false),
+            (&["--emulated-version=1.37", "--min-compatibility-version=1.36"][..], false),
+            (&["--emulated-version=1.37", "--min-compatibility-version=1.37"][..], true),
+            (
+                &[
+                    "--emulated-version=1.37",
+                    "--min-compatibility-version=1.37",
+                    "--feature-gates=DRAFractionalCapacityRange=false",
+                ][..],
+                false,
+            ),
+        ] {
+            let (options, problems) = given(flags);
+            assert_eq!(problems, Vec::<String>::new());
+            let gates = &options.feature_gates;
+            assert_eq!(gates.enabled(GATE), is_on, "{flags:?}");
+            let is_changed = gates.changed().any(|name| name == GATE);
+            assert_eq!(is_changed, flags.len() == 3, "{flags:?}");
+        }
+    }
+
+    /// The columns of each row after the names.
+    #[test]
+    fn page_of_gates_has_the_states_of_every_release() {
+        let page = include_str!("../../docs/feature-gates.md");
         let rows = page.lines().filter(|line| line.starts_with("| `"));
         assert!(rows.clone().count() > 30);
         for row in rows {
@@ -328,7 +509,7 @@ mod tests {
                 .step_by(2)
                 .map(|name| name.replace('…', "StaleControllerConsistency"));
             for name in names {
-                for (cell, release) in [(cells[1], Release::V1_36), (cells[2], Release::V1_37)] {
+                for (cell, release) in cells[1..].iter().zip(Release::ALL) {
                     let state = shown(&name, release);
                     assert!(cell.split("; ").any(|one| one == state), "{name}: {state}: {row}");
                 }

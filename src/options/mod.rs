@@ -15,7 +15,7 @@ mod values;
 mod version;
 
 pub use answer::answer;
-pub use compatibility::{emulated, min_compatible};
+pub use compatibility::emulated;
 pub use duration::{parse_duration, show_duration};
 pub use feature_gate_table::{GateSpec, Stage};
 pub use feature_gates::specs as feature_gates;
@@ -25,7 +25,7 @@ pub use flags::{FLAGS, FlagInfo, Options, flag_values};
 pub use parse::{Arguments, Command, PROGRAM, parse};
 pub use release::Release;
 pub use usage::{Manual, program_usage, usage};
-pub use validate::{tls_faults, validate};
+pub use validate::{controller_faults, tls_faults, validate};
 pub use values::{
     CertKey, CertKeys, Count, Gates, Given, Level, Map, Quantity, TraceObject, TraceObjects, Value,
     Version, Vmodule,

@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 
-use super::compatibility::emulated;
 use super::flags::{FLAGS, FlagInfo, Options, set_flags};
 use super::values::Value;
 
@@ -32,7 +31,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     }
     let mut options = Options::default();
     set_flags(&mut options, &arguments)?;
-    options.feature_gates.release = emulated(&options).unwrap_or_default();
+    options.apply_version_flags();
     if !arguments.positional.is_empty() {
         let shown: Vec<_> = arguments.positional.iter().map(|arg| format!("{arg:?}")).collect();
         return Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")));

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::iter::repeat;
 
 use super::feature_gate_table::Stage;
+use super::feature_gates::on_if_compatible;
 use super::flags::FlagInfo;
 use super::release::Release;
 use super::values::Gates;
@@ -91,7 +92,9 @@ fn gates() -> Vec<String> {
     let mut gates = BTreeMap::new();
     for release in [Release::V1_36, Release::V1_37] {
         for (name, stage, default) in (Gates { release, ..Gates::default() }).all() {
-            let text = format!("{} - default={default}", stage.name());
+            let more = on_if_compatible(name)
+                .map(|least| format!(", or true if --min-compatibility-version>={least}"));
+            let text = format!("{} - default={default}{}", stage.name(), more.unwrap_or_default());
             // As upstream, gates that are GA or deprecated are not listed.
             let is_listed = matches!(stage, Stage::Alpha | Stage::Beta);
             gates.entry(name).or_insert_with(Vec::new).push(is_listed.then_some((release, text)));
@@ -137,6 +140,10 @@ mod tests {
         assert!(text.contains("   Disabled-by-default controllers: b-controller\n"));
         assert!(text.contains("   kube:AllBeta=true|false (BETA - default=false)\n"));
         assert!(!text.contains("kube:DynamicResourceAllocation="), "it is GA");
+        assert!(text.contains(
+            "   kube:DRAFractionalCapacityRange=true|false (1.37: BETA - default=false, or true if \
+             --min-compatibility-version>=1.37)\n"
+        ));
         assert!(!text.contains("node-sync-period"), "it is deprecated");
         for flag in FLAGS.iter().filter(|flag| flag.deprecated().is_none()) {
             assert_eq!(text.matches(&format!("--{} ", flag.name())).count(), {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::compatibility::{possible, version_problems};
+use super::compatibility::version_problems;
 use super::flags::{FLAGS, Options};
 use super::release::Release;
 
@@ -54,7 +54,7 @@ impl Faults {
 /// Returns all faults of the options, a line each. `known_controller` tests a name in
 /// `--controllers`.
 pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> Vec<String> {
-    let mut faults = Faults(options.feature_gates.problems(&possible(options)));
+    let mut faults = Faults(options.feature_gates.problems(&options.possible_releases()));
     faults.0.extend(version_problems(options));
     elections(options, &mut faults);
     faults.refuse(
@@ -66,7 +66,11 @@ pub fn validate(options: &Options, known_controller: &dyn Fn(&str) -> bool) -> V
         options.shadow && options.shadow_grace < Duration::from_secs(1),
         "--shadow-grace must be at least one second",
     );
-    controllers(options, known_controller, &mut faults);
+    faults.0.extend(controller_faults(&options.controllers, known_controller));
+    faults.refuse(
+        options.attach_detach_reconcile_sync_period < Duration::from_secs(1),
+        "--attach-detach-reconcile-sync-period must be at least one second",
+    );
     for flag in FLAGS {
         let fault = (flag.fault)(options);
         faults.0.extend(fault.map(|fault| format!("--{} {fault}", flag.name())));
@@ -91,19 +95,15 @@ fn elections(o: &Options, faults: &mut Faults) {
     }
 }
 
-/// Checks the names in `--controllers`, and one period.
-fn controllers(o: &Options, known_controller: &dyn Fn(&str) -> bool, faults: &mut Faults) {
-    for item in o.controllers.iter().filter(|item| *item != "*") {
-        let name = item.strip_prefix('-').unwrap_or(item);
-        faults.refuse(
-            !known_controller(name),
-            format!("--controllers: {name:?} is not in the list of known controllers"),
-        );
-    }
-    faults.refuse(
-        o.attach_detach_reconcile_sync_period < Duration::from_secs(1),
-        "--attach-detach-reconcile-sync-period must be at least one second",
-    );
+/// Returns the faults of the names in `list`, the value of `--controllers`, a line each. `is_known`
+/// tests a name.
+pub fn controller_faults(list: &[String], is_known: &dyn Fn(&str) -> bool) -> Vec<String> {
+    let items = list.iter().filter(|item| *item != "*");
+    let names = items.map(|item| item.strip_prefix('-').unwrap_or(item));
+    names
+        .filter(|name| !is_known(name))
+        .map(|name| format!("--controllers: {name:?} is not in the list of known controllers"))
+        .collect()
 }
 
 /// Checks the secure port and its certificates.
@@ -243,7 +243,8 @@ fn metrics(o: &Options, faults: &mut Faults) {
     let previous = |release: Release| format!("1.{}", release.minor() - 1);
     let hidden = &o.show_hidden_metrics_for_version;
     faults.refuse(
-        !hidden.is_empty() && possible(o).into_iter().all(|release| *hidden != previous(release)),
+        !hidden.is_empty()
+            && o.possible_releases().into_iter().all(|release| *hidden != previous(release)),
         format!(
             "--show-hidden-metrics-for-version: Invalid value: {hidden:?}: must be omitted or have \
              the value '{}'; only the previous minor version is allowed",
@@ -422,7 +423,15 @@ mod tests {
             ),
             (
                 |o| o.emulated_version = vec!["kube=x".into()],
-                "--emulated-version: could not parse \"kube=x\" as version",
+                "--emulated-version: could not parse \"x\" as version",
+            ),
+            (
+                |o| o.emulated_version = vec!["v1.36.2".into()],
+                "--emulated-version: patch version not allowed, got: kube=1.36.2",
+            ),
+            (
+                |o| o.emulated_version = vec!["kube=1.35".into(), "1.34".into()],
+                "--emulated-version: duplicate version flag, kube=1.35 and kube=1.34",
             ),
             (
                 |o| o.emulated_version = vec!["wardle=1.2".into()],

@@ -346,6 +346,8 @@ pub struct Gates {
     pub given: Vec<(String, bool)>,
     /// The release whose gates they are.
     pub release: Release,
+    /// The oldest release of other components, if `--min-compatibility-version` names it.
+    pub min_compatibility: Option<Release>,
 }
 
 impl Value for Gates {
@@ -368,7 +370,7 @@ impl Value for Gates {
                 .map_err(|error| format!("invalid value of {name}={value}: {error}"))?;
             gates.push((name.to_string(), value));
         }
-        Ok(Gates { given: gates, release: Release::default() })
+        Ok(Gates { given: gates, ..Gates::default() })
     }
     fn merge(&mut self, given: Vec<Given<Self>>) {
         self.given.extend(given.into_iter().flat_map(|Given(gates)| gates.given));

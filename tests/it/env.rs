@@ -403,7 +403,12 @@ impl Env {
 
     /// [`Env::run`] on a server of 1.37.
     pub fn run_as_1_37(name: &str, scenario: impl AsyncFn(&Env)) {
-        let how = Setup { minor: 37, ..Setup::default() };
+        Env::run_as(name, 37, scenario);
+    }
+
+    /// [`Env::run`] on a server that says to be of this minor version of Kubernetes 1.
+    pub fn run_as(name: &str, minor: u32, scenario: impl AsyncFn(&Env)) {
+        let how = Setup { minor, ..Setup::default() };
         block_on(async { Env::start(name, how).await.finish(scenario).await });
     }
 

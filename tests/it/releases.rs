@@ -2,6 +2,7 @@
 //! sandbox's.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use kube_controller_manager::client::Delete;
 use kube_controller_manager::controllers::certificates::trustbundle::BUNDLES;
@@ -80,18 +81,58 @@ fn manager_follows_its_server_or_the_flag() {
     });
 }
 
+/// Waits until the log of a manager has this text.
+async fn logged(env: &Env, log: &Path, text: &str) {
+    eventually(&env.clock, text, || async {
+        let log = std::fs::read_to_string(log).map_err(|error| error.to_string())?;
+        if log.contains(text) { Ok(()) } else { Err(log) }
+    })
+    .await;
+}
+
 #[test]
-fn gate_of_another_release_ends_the_start() {
-    Env::run_as_1_37("gate-of-1-36", async |env| {
-        let flag = "--feature-gates=SidecarContainers=true";
-        let manager = env.manager("manager", &[flag]);
-        eventually(&env.clock, "the manager ends", || async {
-            let log = std::fs::read_to_string(&manager.log).map_err(|error| error.to_string())?;
-            let line = "Error: --feature-gates: unrecognized feature gate: SidecarContainers";
-            if log.contains(line) { Ok(()) } else { Err(log) }
-        })
-        .await;
+fn flags_that_1_37_does_not_allow_end_the_start() {
+    Env::run_as_1_37("flags-of-1-36", async |env| {
+        for (name, flag, fault) in [
+            (
+                "gone",
+                "--feature-gates=SidecarContainers=true",
+                "--feature-gates: unrecognized feature gate: SidecarContainers",
+            ),
+            (
+                "locked",
+                "--feature-gates=HPAConfigurableTolerance=false",
+                "--feature-gates: cannot set feature gate HPAConfigurableTolerance to false, \
+                 feature is locked to true",
+            ),
+            (
+                "cloud",
+                "--controllers=*,-service-lb-controller",
+                "--controllers: \"service-lb-controller\" is not in the list of known controllers",
+            ),
+        ] {
+            let manager = env.manager(name, &[flag]);
+            logged(env, &manager.log, &format!("Error: {fault}")).await;
+            drop(manager);
+            let older = env.manager(&format!("{name}-1-36"), &[flag, AS_1_36]);
+            logged(env, &older.log, "Starting version v1.36.2").await;
+        }
     });
+}
+
+#[test]
+fn server_of_an_unknown_release_is_followed_as_the_nearest_with_a_warning() {
+    for (minor, followed, warning) in [
+        (33, "Following Kubernetes 1.34: ", "the API server is older than 1.34: "),
+        (38, "Following Kubernetes 1.37: ", "the API server is newer than 1.37: "),
+    ] {
+        Env::run_as(&format!("server-of-1-{minor}"), minor, async |env| {
+            let manager = env.manager("manager", &[]);
+            for text in [followed, warning] {
+                logged(env, &manager.log, text).await;
+            }
+        });
+    }
 }
 
 /// Pull requests 138228 and 138653.

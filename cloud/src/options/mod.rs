@@ -6,7 +6,7 @@ mod flags;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use kube_controller_manager::options::{Arguments, CertKeys, Options, emulated, validate};
+use kube_controller_manager::options::{Arguments, CertKeys, Options, validate};
 
 pub use self::flags::FLAGS;
 use self::flags::set_flags;
@@ -101,9 +101,7 @@ pub fn parse(args: &[String]) -> Result<Command, String> {
     }
     let mut options = CloudOptions::default();
     set_flags(&mut options, &arguments)?;
-    let shared = &mut options.shared;
-    // The release decides which feature gates there are and their defaults.
-    shared.feature_gates.release = emulated(shared).unwrap_or_default();
+    options.shared.apply_version_flags();
     if !arguments.positional.is_empty() {
         let shown: Vec<_> = arguments.positional.iter().map(|arg| format!("{arg:?}")).collect();
         return Err(format!("{PROGRAM:?} does not take any arguments, got [{}]", shown.join(" ")));
