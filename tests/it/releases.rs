@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kube_controller_manager::client::Delete;
 use kube_controller_manager::objects::{
     Deployment, DeviceTaintRule, HorizontalPodAutoscaler, ObjectKey, PersistentVolumeClaim, Pod,
-    Resource, StatefulSet, StorageVersionMigration,
+    Resource, ResourceSlice, StatefulSet, StorageVersionMigration,
 };
 use sandbox::cluster::Manager;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use crate::faults::cut_lists_and_watches;
 use crate::go_manager::handover::{
     PROBES, everything, populate, populate_work, settled, work_settled, works, written,
 };
-use crate::kinds::{CONFIG_MAPS, wait_until_exists};
+use crate::kinds::{CONFIG_MAPS, wait_until_deleted, wait_until_exists};
 use crate::metrics::Serving;
 use crate::statefulsets::half_is_updated_at_once;
 use crate::storageversions::pod_group_stays;
@@ -345,6 +345,41 @@ fn kinds_are_used_in_the_versions_of_1_37() {
         let key = ObjectKey::cluster("rule");
         wait_until_exists(env, &DeviceTaintRule::RESOURCE, &key, is_reported).await;
         drop(manager);
+    });
+}
+
+/// Pull request 138676. A manager of 1.36 acts on the taints of slices alone.
+#[test]
+fn rules_of_device_taints_count_by_default() {
+    Env::run_as_1_37("taint-rules-by-default", async |env| {
+        let older = env.manager("older", &[AS_1_36]);
+        class(env).await;
+        make::<ResourceSlice>(env, slice(env, &[])).await;
+        for device in ["d0", "d1", "d2"] {
+            user_of(env, device, json!([])).await;
+        }
+        let rule = json!({
+            "metadata": { "name": "rule" },
+            "spec": {
+                "deviceSelector": { "driver": DRIVER, "device": "d2" },
+                "taint": { "key": "k", "effect": "NoExecute" },
+            },
+        });
+        make::<DeviceTaintRule>(env, rule).await;
+        // The rule is older than both taints of the slice.
+        for (tainted, pod) in [(&["d0"][..], "on-d0"), (&["d0", "d1"], "on-d1")] {
+            set_taints(env, tainted).await;
+            wait_until_deleted(env, &Pod::RESOURCE, &key(pod)).await;
+        }
+        let pod = wait_until_exists(env, &Pod::RESOURCE, &key("on-d2"), |_| true).await;
+        assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{pod}");
+        let (rules, rule) = (&DeviceTaintRule::RESOURCE, ObjectKey::cluster("rule"));
+        let found = wait_until_exists(env, rules, &rule, |_| true).await;
+        assert_eq!(condition(&found, "EvictionInProgress"), None);
+        drop(older);
+
+        let _newer = env.manager("newer", &[]);
+        wait_until_deleted(env, &Pod::RESOURCE, &key("on-d2")).await;
     });
 }
 
