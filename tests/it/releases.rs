@@ -26,6 +26,9 @@ use crate::storageversions::pod_group_stays;
 use crate::trust::{authority_is_published, pod_requests_are_deleted};
 use crate::volumes;
 
+/// Two managers of a test follow each other at once.
+const ALONE: &str = "--leader-elect=false";
+
 async fn page(serving: &Serving, path: &str) -> Result<Value, String> {
     let text = serving.client.get_path(path).await.map_err(|error| error.to_string())?;
     serde_json::from_slice(&text).map_err(|error| error.to_string())
@@ -185,14 +188,21 @@ fn targets_go_to_zero_by_default() {
     Env::run_as_1_37("to-zero-by-default", async |env| goes_to_zero_and_back(env).await);
 }
 
-/// Pull request 139466. With 1.36 one pod after the other is updated.
+/// Pull request 139466. With 1.36 one pod after the other is updated, and two gauges are missing.
 #[test]
 fn stateful_sets_have_unavailable_pods_by_default() {
+    const GAUGES: &str = "statefulset_controller_statefulset_";
+    const LABELS: &str = "{pod_management_policy=\"Parallel\",statefulset_name=\"web\",\
+                          statefulset_namespace=\"default\"}";
     Env::run_as_1_37("max-unavailable", async |env| {
-        let manager = env.manager("newer", &[]);
+        let newer = start(env, "newer", &[ALONE], "v1.37.0").await;
         half_is_updated_at_once(env).await;
-        drop(manager);
-        let _older = env.manager("older", &[AS_1_36]);
+        let gauges = [("max_unavailable", 2), ("unavailable_replicas", 0)];
+        let gauges = gauges.map(|(name, value)| format!("{GAUGES}{name}{LABELS} {value}\n"));
+        let are_served = |text: &str| gauges.iter().all(|gauge| text.contains(gauge));
+        newer.metrics(env, &format!("{gauges:?}"), are_served).await;
+        drop(newer);
+        let older = start(env, "older", &[ALONE, AS_1_36], "v1.36.2").await;
         env.steering.hold(true);
         merge::<StatefulSet>(&env.client, "web", set_image("db:3")).await;
         let key = ObjectKey::new("default", "web");
@@ -200,6 +210,8 @@ fn stateful_sets_have_unavailable_pods_by_default() {
             found["status"]["updatedReplicas"] == 1 && found["status"]["readyReplicas"] == 3
         })
         .await;
+        let text = older.metrics(env, "the metrics", |_| true).await;
+        assert!(!text.contains(GAUGES), "{text}");
         env.steering.hold(false);
     });
 }
@@ -249,7 +261,6 @@ fn claims_say_since_when_they_are_unused() {
 fn metrics_of_claims_have_the_names_of_their_release() {
     const OLD: &str = "resourceclaim_controller_";
     const NEW: &str = "dynamic_resource_allocation_resource";
-    const ALONE: &str = "--leader-elect=false";
     Env::run_as_1_37("metrics-by-release", async |env| {
         class(env).await;
         template(env).await;

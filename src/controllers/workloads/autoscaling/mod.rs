@@ -142,8 +142,7 @@ impl Autoscaling {
         }
     }
 
-    /// Queues an autoscaler that is new or whose spec has changed, and keeps account of those that
-    /// there are.
+    /// Queues an autoscaler that is new or whose spec has changed, and counts those that exist.
     fn handle_change(&self, change: &Change<'_, HorizontalPodAutoscaler>, queue: &Queue) {
         let key = change.object().meta.key();
         if let Change::Deleted(_) = change {
@@ -221,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Pull request 138294. The other column is the same: see docs/differences.md.
+    /// Pull request 138294. Here 1.36 has it too: docs/differences.md.
     #[test]
     fn new_and_changed_autoscalers_do_not_wait_in_either_release() {
         let autoscaler = |generation: i64, max: i32, replicas: i32| {
