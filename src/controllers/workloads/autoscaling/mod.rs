@@ -220,6 +220,16 @@ mod tests {
         }
     }
 
+    /// Pull requests 139648 and 138228.
+    #[test]
+    fn zero_replicas_and_generations_are_for_1_37_by_default() {
+        for (release, is_newer) in [(Release::V1_36, false), (Release::V1_37, true)] {
+            let fixture = Fixture::new(release);
+            let Settings { scale_to_zero, observes_generation, .. } = fixture.this.settings;
+            assert_eq!([scale_to_zero, observes_generation], [is_newer; 2], "{release}");
+        }
+    }
+
     /// Pull request 138294. Here 1.36 has it too: docs/differences.md.
     #[test]
     fn new_and_changed_autoscalers_do_not_wait_in_either_release() {
