@@ -507,6 +507,8 @@ pub const CONTROLLERS: &[Descriptor] = &[
 mod tests {
     use super::super::program::{KubeControllerManager, Program};
     use super::*;
+    use crate::clock::FakeClock;
+    use crate::objects::Timestamp;
     use crate::options::{Command, FLAGS, FlagInfo, feature_gates, parse};
 
     fn running(list: &[&str]) -> Vec<&'static str> {
@@ -576,6 +578,53 @@ mod tests {
             let has = |row: &&Descriptor| row.profile.workers.resolve(&options) == 77;
             assert_eq!(CONTROLLERS.iter().filter(has).count(), 1, "--{flag}");
         }
+    }
+
+    /// The options of these flags, for a manager that follows `release`.
+    fn options(release: Release, flags: &[&str]) -> Options {
+        let flags: Vec<String> = flags.iter().map(ToString::to_string).collect();
+        let Ok(Command::Run(mut options)) = parse(&flags) else { panic!("{flags:?}") };
+        options.follow(release).expect("no gate is given");
+        options
+    }
+
+    /// Pull request 140014. The Go manager of 1.36 has one worker and no flag.
+    #[test]
+    fn budgets_have_the_workers_of_their_flag() {
+        for (release, flags, workers) in [
+            (Release::V1_36, &[][..], 1),
+            (Release::V1_37, &[], 1),
+            (Release::V1_36, &["--concurrent-disruption-syncs=5"], 5),
+            (Release::V1_37, &["--concurrent-disruption-syncs=5"], 5),
+        ] {
+            let clock = FakeClock::new(Timestamp::from_secs(0));
+            let context = ControllerContext::for_test(options(release, flags), clock);
+            let row = find("disruption-controller").expect("its row");
+            let controller = row.construct(&context).expect("it needs nothing");
+            // The queue of stale pods has one of its own.
+            assert_eq!(controller.worker_count_of_all(), workers + 1, "{release} {flags:?}");
+        }
+    }
+
+    /// Pull requests 138560, 139437 and 139579.
+    #[test]
+    fn three_controllers_run_by_default_since_1_37() {
+        let running = |release: Release| -> Vec<&str> {
+            let options = options(release, &[]);
+            let runs = |row: &&Descriptor| row.skip_reason(&options).is_none();
+            CONTROLLERS.iter().filter(runs).map(Descriptor::name).collect()
+        };
+        let (before, since) = (running(Release::V1_36), running(Release::V1_37));
+        assert!(before.iter().all(|name| since.contains(name)), "{before:?}");
+        let new: Vec<&str> = since.into_iter().filter(|name| !before.contains(name)).collect();
+        assert_eq!(
+            new,
+            [
+                "podcertificaterequest-cleaner-controller",
+                "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+                "storage-version-migrator-controller",
+            ]
+        );
     }
 
     #[test]

@@ -8,7 +8,8 @@ use kube_controller_manager::client::Delete;
 use kube_controller_manager::controllers::certificates::trustbundle::BUNDLES;
 use kube_controller_manager::objects::{
     Deployment, DeviceTaintRule, HorizontalPodAutoscaler, Job, ObjectKey, PersistentVolumeClaim,
-    Pod, PodGroup, Resource, ResourceType, StatefulSet, StorageVersionMigration, Workload,
+    Pod, PodGroup, Resource, ResourceSlice, ResourceType, StatefulSet, StorageVersionMigration,
+    Workload,
 };
 use sandbox::cluster::Manager;
 use serde_json::{Value, json};
@@ -28,6 +29,9 @@ use crate::statefulsets::half_is_updated_at_once;
 use crate::storageversions::pod_group_stays;
 use crate::trust::{authority_is_published, bundle_is_restored, pod_requests_are_deleted};
 use crate::volumes;
+
+/// Two managers of a test follow each other at once.
+const ALONE: &str = "--leader-elect=false";
 
 async fn page(serving: &Serving, path: &str) -> Result<Value, String> {
     let text = serving.client.get_path(path).await.map_err(|error| error.to_string())?;
@@ -228,14 +232,21 @@ fn targets_go_to_zero_by_default() {
     Env::run_as_1_37("to-zero-by-default", async |env| goes_to_zero_and_back(env).await);
 }
 
-/// Pull request 139466. With 1.36 one pod after the other is updated.
+/// Pull request 139466. With 1.36 one pod after the other is updated, and two gauges are missing.
 #[test]
 fn stateful_sets_have_unavailable_pods_by_default() {
+    const GAUGES: &str = "statefulset_controller_statefulset_";
+    const LABELS: &str = "{pod_management_policy=\"Parallel\",statefulset_name=\"web\",\
+                          statefulset_namespace=\"default\"}";
     Env::run_as_1_37("max-unavailable", async |env| {
-        let manager = env.manager("newer", &[]);
+        let newer = start(env, "newer", &[ALONE], "v1.37.0").await;
         half_is_updated_at_once(env).await;
-        drop(manager);
-        let _older = env.manager("older", &[AS_1_36]);
+        let gauges = [("max_unavailable", 2), ("unavailable_replicas", 0)];
+        let gauges = gauges.map(|(name, value)| format!("{GAUGES}{name}{LABELS} {value}\n"));
+        let are_served = |text: &str| gauges.iter().all(|gauge| text.contains(gauge));
+        newer.metrics(env, &format!("{gauges:?}"), are_served).await;
+        drop(newer);
+        let older = start(env, "older", &[ALONE, AS_1_36], "v1.36.2").await;
         env.steering.hold(true);
         merge::<StatefulSet>(&env.client, "web", set_image("db:3")).await;
         let key = ObjectKey::new("default", "web");
@@ -243,6 +254,8 @@ fn stateful_sets_have_unavailable_pods_by_default() {
             found["status"]["updatedReplicas"] == 1 && found["status"]["readyReplicas"] == 3
         })
         .await;
+        let text = older.metrics(env, "the metrics", |_| true).await;
+        assert!(!text.contains(GAUGES), "{text}");
         env.steering.hold(false);
     });
 }
@@ -292,7 +305,6 @@ fn claims_say_since_when_they_are_unused() {
 fn metrics_of_claims_have_the_names_of_their_release() {
     const OLD: &str = "resourceclaim_controller_";
     const NEW: &str = "dynamic_resource_allocation_resource";
-    const ALONE: &str = "--leader-elect=false";
     Env::run_as_1_37("metrics-by-release", async |env| {
         class(env).await;
         template(env).await;
@@ -388,6 +400,41 @@ fn kinds_are_used_in_the_versions_of_1_37() {
         let key = ObjectKey::cluster("rule");
         wait_until_exists(env, &DeviceTaintRule::RESOURCE, &key, is_reported).await;
         drop(manager);
+    });
+}
+
+/// Pull request 138676. A manager of 1.36 acts on the taints of slices alone.
+#[test]
+fn rules_of_device_taints_count_by_default() {
+    Env::run_as_1_37("taint-rules-by-default", async |env| {
+        let older = env.manager("older", &[AS_1_36]);
+        class(env).await;
+        make::<ResourceSlice>(env, slice(env, &[])).await;
+        for device in ["d0", "d1", "d2"] {
+            user_of(env, device, json!([])).await;
+        }
+        let rule = json!({
+            "metadata": { "name": "rule" },
+            "spec": {
+                "deviceSelector": { "driver": DRIVER, "device": "d2" },
+                "taint": { "key": "k", "effect": "NoExecute" },
+            },
+        });
+        make::<DeviceTaintRule>(env, rule).await;
+        // The rule is older than both taints of the slice.
+        for (tainted, pod) in [(&["d0"][..], "on-d0"), (&["d0", "d1"], "on-d1")] {
+            set_taints(env, tainted).await;
+            wait_until_deleted(env, &Pod::RESOURCE, &key(pod)).await;
+        }
+        let pod = wait_until_exists(env, &Pod::RESOURCE, &key("on-d2"), |_| true).await;
+        assert!(pod["metadata"]["deletionTimestamp"].is_null(), "{pod}");
+        let (rules, rule) = (&DeviceTaintRule::RESOURCE, ObjectKey::cluster("rule"));
+        let found = wait_until_exists(env, rules, &rule, |_| true).await;
+        assert_eq!(condition(&found, "EvictionInProgress"), None);
+        drop(older);
+
+        let _newer = env.manager("newer", &[]);
+        wait_until_deleted(env, &Pod::RESOURCE, &key("on-d2")).await;
     });
 }
 

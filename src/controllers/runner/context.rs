@@ -218,11 +218,26 @@ impl MetadataCaches {
 }
 
 #[cfg(test)]
+impl ControllerContext {
+    /// Makes a context with these flags whose client has no server, and whose caches never sync.
+    pub(crate) fn for_test(options: Options, clock: SharedClock) -> Arc<ControllerContext> {
+        let source = crate::cache::testing::Script::new();
+        ControllerContext::new(ControllerContextParts {
+            options: Arc::new(options),
+            factory: SharedInformerFactory::new(source, clock.clone()),
+            clients: Arc::new(crate::client::testing::without_server(clock.clone())),
+            clock,
+            extension: None,
+        })
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
-    use crate::client::Config;
+    use crate::client::testing::without_server;
     use crate::clock::FakeClock;
     use crate::controllers::Profile;
     use crate::objects::Timestamp;
@@ -231,9 +246,7 @@ mod tests {
     /// A context that makes no requests: its controllers have no caches.
     fn context() -> Arc<ControllerContext> {
         let clock = FakeClock::new(Timestamp::from_secs(0));
-        let config = Config::new("http://127.0.0.1:1".to_owned());
-        let client = Client::new(config, clock.clone()).expect("no certificates are read");
-        ControllerContext::for_client(client, clock)
+        ControllerContext::for_client(without_server(clock.clone()), clock)
     }
 
     #[test]

@@ -635,20 +635,15 @@ impl Controller {
         workers: i32,
         clock: Arc<crate::clock::FakeClock>,
     ) -> Controller {
-        use super::{ControllerContextParts, Workers};
-        let config = crate::client::Config::new("http://127.0.0.1:1".to_owned());
-        let client = Client::new(config, clock.clone()).expect("no certificates are read");
-        let source = crate::cache::testing::Script::new();
-        let context = ControllerContext::new(ControllerContextParts {
-            options: Arc::default(),
-            factory: crate::cache::SharedInformerFactory::new(source, clock.clone()),
-            clients: Arc::new(client),
-            clock,
-            extension: None,
-        });
-        let workers = Workers::Fixed(crate::options::Count::new(workers));
+        let context = ControllerContext::for_test(Options::default(), clock);
+        let workers = super::Workers::Fixed(crate::options::Count::new(workers));
         let profile = Profile { workers, ..Profile::new(name) };
         Controller::new(profile, &context).expect("there is one client for all")
+    }
+
+    /// The number of workers of all its queues, and of its periodic jobs.
+    pub(crate) fn worker_count_of_all(&self) -> usize {
+        self.workers.len()
     }
 }
 

@@ -16,6 +16,7 @@ use crate::objects::{
     Meta, ObjectKey, PartialObjectMetadata, ResourceType, StorageVersionMigration,
     StorageVersionMigrationStatus,
 };
+use crate::options::Release;
 
 /// The time between two writes of the number of migrated objects (1.37).
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
@@ -117,13 +118,13 @@ impl Migrator {
     /// Returns whether a patch failed because the object was deleted. Only with merge patches,
     /// since 1.37: an apply to a deleted object causes a conflict instead.
     fn is_deleted(&self, error: &client::Error) -> bool {
-        self.follows_1_37 && error.is_not_found() && error.reason() == Some("NotFound")
+        self.release >= Release::V1_37 && error.is_not_found() && error.reason() == Some("NotFound")
     }
 
     /// Returns the migration's status, since 1.37 with the progress in it.
     fn status_with_progress(&self, progress: &Progress) -> StorageVersionMigrationStatus {
         let Progress { migration, migrated, total, .. } = progress;
-        match self.follows_1_37 {
+        match self.release >= Release::V1_37 {
             true => with_progress(
                 &migration.status,
                 format!("The migration is running: {migrated} of {total} objects migrated"),
@@ -135,7 +136,7 @@ impl Migrator {
     /// Patches the object without a change, so that the API server stores it in the current
     /// version.
     async fn patch_object(&self, resource: &ResourceType, meta: &Meta) -> client::Result<()> {
-        let patch = match self.follows_1_37 {
+        let patch = match self.release >= Release::V1_37 {
             true => Patch::Merge(merge_body(resource, meta)),
             false => {
                 let body = apply_body(resource, meta);
@@ -197,9 +198,17 @@ fn is_retriable(error: &client::Error) -> bool {
 mod tests {
     use std::io::{self, ErrorKind};
 
+    use futures_lite::future::block_on;
+    use parking_lot::Mutex;
+    use serde_json::Value;
+
+    use super::super::RUNNING;
     use super::*;
-    use crate::client::{Failure, FailureBody, Status};
-    use crate::objects::{Resource, StorageVersionMigration, Uid};
+    use crate::cache::{Indexer, Lister};
+    use crate::client::testing::{Received, answering_requests};
+    use crate::client::{Client, Failure, FailureBody, Status};
+    use crate::clock::FakeClock;
+    use crate::objects::{Resource, StorageVersionMigration, Timestamp, Uid};
 
     #[test]
     fn only_errors_that_may_pass_are_retried() {
@@ -253,5 +262,147 @@ mod tests {
                 "metadata": {"resourceVersion": "7"},
             })
         );
+    }
+
+    const TEXT: &str = "The migration is running";
+
+    /// A migration of the ConfigMaps up to version 7, which is running.
+    fn running_migration() -> Value {
+        let running = json!({ "type": RUNNING, "status": "True", "reason": "r", "message": TEXT });
+        json!({
+            "metadata": { "name": "maps" },
+            "spec": { "resource": { "group": "", "resource": "configmaps" } },
+            "status": { "resourceVersion": "7", "conditions": [running] },
+        })
+    }
+
+    /// The answer of a server to one request about ConfigMaps, two of which are to be migrated. The
+    /// patch of the first one takes [`PROGRESS_PERIOD`], that of the second one is answered with
+    /// `code`.
+    fn answer(request: &Received, (code, reason): (u16, &str), clock: &FakeClock) -> (u16, Value) {
+        let item = |name: &str, version: &str| {
+            json!({ "metadata": {
+                "namespace": "ns", "name": name, "uid": name, "resourceVersion": version,
+            } })
+        };
+        let resource = json!({
+            "resource": "configmaps", "responseKind": { "kind": "ConfigMap" },
+            "scope": "Namespaced", "verbs": ["delete", "list", "patch", "watch"],
+        });
+        let version = json!({ "version": "v1", "resources": [resource] });
+        let group = json!({ "metadata": { "name": "" }, "versions": [version] });
+        let words: Vec<&str> = request.line().split([' ', '?']).collect();
+        match words[..2] {
+            ["GET", "/api"] => (200, json!({ "kind": "APIGroupDiscoveryList", "items": [group] })),
+            ["GET", "/apis"] => (200, json!({})),
+            ["GET", "/api/v1/configmaps"] => {
+                let items = [item("first", "3"), item("second", "7"), item("newer", "8")];
+                let metadata = json!({ "resourceVersion": "10" });
+                (200, json!({ "kind": "List", "metadata": metadata, "items": items }))
+            }
+            ["PATCH", "/api/v1/namespaces/ns/configmaps/first"] => {
+                clock.advance(PROGRESS_PERIOD);
+                (200, item("first", "11"))
+            }
+            ["PATCH", "/api/v1/namespaces/ns/configmaps/second"] if code == 200 => {
+                (200, item("second", "12"))
+            }
+            ["PATCH", "/api/v1/namespaces/ns/configmaps/second"] => {
+                let status = json!({ "kind": "Status", "code": code, "reason": reason });
+                (code, status)
+            }
+            ["PUT", path] if path.ends_with("/storageversionmigrations/maps/status") => {
+                let mut written = request.json();
+                written["metadata"]["resourceVersion"] = "13".into();
+                (200, written)
+            }
+            _ => panic!("{}", request.line()),
+        }
+    }
+
+    /// The patches of a migration, as their types and whether they name the uid; and the statuses
+    /// that it writes, as the message of Running and the types of the other conditions.
+    #[derive(Debug, Default, PartialEq)]
+    struct Written {
+        patches: Vec<(String, bool)>,
+        statuses: Vec<(String, Vec<String>)>,
+    }
+
+    impl Written {
+        fn note(&mut self, request: &Received) {
+            if request.line().starts_with("PATCH") {
+                let names_uid = request.json()["metadata"]["uid"].is_string();
+                let kind = request.header("content-type").unwrap_or_default();
+                self.patches.push((kind.to_owned(), names_uid));
+            }
+            if request.line().starts_with("PUT") {
+                let body = request.json();
+                let [running, others @ ..] = &body["status"]["conditions"].as_array().unwrap()[..]
+                else {
+                    panic!("{body}");
+                };
+                let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+                let others = others.iter().map(|other| text(&other["type"])).collect();
+                self.statuses.push((text(&running["message"]), others));
+            }
+        }
+    }
+
+    /// Runs the migration as a manager of `release`.
+    fn migrate(release: Release, second: (u16, &'static str)) -> Written {
+        let clock = FakeClock::new(Timestamp::from_secs(1_000_000));
+        let written = Arc::<Mutex<Written>>::default();
+        let (noted, time) = (written.clone(), clock.clone());
+        let client: Client = block_on(answering_requests(move |request| {
+            noted.lock().note(request);
+            answer(request, second, &time)
+        }));
+        let cache = Arc::new(Indexer::<StorageVersionMigration>::new());
+        cache.insert(Arc::new(serde_json::from_value(running_migration()).unwrap()));
+        let migrator = Migrator {
+            name: "storage-version-migrator-controller",
+            client,
+            clock,
+            migrations: Lister::new(cache),
+            release,
+            written: Mutex::default(),
+        };
+        let ended = block_on(Arc::new(migrator).migrate(ObjectKey::cluster("maps")));
+        assert_eq!(ended.unwrap(), Next::Done);
+        std::mem::take(&mut *written.lock())
+    }
+
+    /// Pull requests 138874 and 138875.
+    #[test]
+    fn since_1_37_patches_are_merged_and_the_status_shows_their_number() {
+        const APPLY: (&str, bool) = ("application/apply-patch+yaml", true);
+        const MERGE: (&str, bool) = ("application/merge-patch+json", false);
+        let (done, part, all) = ((200, ""), &["1 of 2", "1 of 2"], &["1 of 2", "2 of 2"]);
+        let (conflict, deleted, forbidden) =
+            ((409, "Conflict"), (404, "NotFound"), (403, "Forbidden"));
+        // The release, the answer to the second patch; the patches, the progress that each written
+        // status shows, and the condition of the last one.
+        for (release, second, patch, progress, end) in [
+            (Release::V1_36, done, APPLY, None, "Succeeded"),
+            (Release::V1_36, conflict, APPLY, None, "Succeeded"),
+            (Release::V1_36, deleted, APPLY, None, "Failed"),
+            (Release::V1_36, forbidden, APPLY, None, "Failed"),
+            (Release::V1_37, done, MERGE, Some(all), "Succeeded"),
+            (Release::V1_37, conflict, MERGE, Some(all), "Succeeded"),
+            (Release::V1_37, deleted, MERGE, Some(all), "Succeeded"),
+            (Release::V1_37, forbidden, MERGE, Some(part), "Failed"),
+        ] {
+            let found = migrate(release, second);
+            let (kind, names_uid) = patch;
+            let patches = vec![(kind.to_owned(), names_uid); 2];
+            let statuses = match progress {
+                None => vec![(TEXT.to_owned(), vec![end.to_owned()])],
+                Some([shown, last]) => vec![
+                    (format!("{TEXT}: {shown} objects migrated"), vec![]),
+                    (format!("{TEXT}: {last} objects migrated"), vec![end.to_owned()]),
+                ],
+            };
+            assert_eq!(found, Written { patches, statuses }, "{release} {second:?}");
+        }
     }
 }

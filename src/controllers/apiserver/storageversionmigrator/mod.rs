@@ -42,8 +42,8 @@ struct Migrator {
     client: Client,
     clock: SharedClock,
     migrations: Lister<StorageVersionMigration>,
-    /// Whether objects get merge patches, and the status shows their number, as in 1.37.
-    follows_1_37: bool,
+    /// Since 1.37 objects get merge patches, and the status shows their number.
+    release: Release,
     /// The version of the newest write to any migration.
     written: Mutex<HistoryVersion>,
 }
@@ -64,7 +64,7 @@ pub fn controller(c: &mut Controller) -> Result<(), String> {
         client: c.client().with_rate(RATE_FACTOR, BURST_FACTOR),
         clock: c.clock(),
         migrations: migrations.clone(),
-        follows_1_37: c.options().release() >= Release::V1_37,
+        release: c.options().release(),
         written: Mutex::default(),
     });
     let migrate_queue = c.queue(QueuePolicy::default().logged_as(log::Level::Info));

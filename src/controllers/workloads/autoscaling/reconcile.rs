@@ -432,3 +432,45 @@ fn outcome(result: &Result<Computed, Failed>, current: i32) -> (Action, Fault) {
         Err(_) => (Action::None, Fault::Internal),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{BOTH, Fixture};
+    use super::*;
+
+    /// Pull request 139142. The store of 1.36 refuses the same pods.
+    #[test]
+    fn pods_of_several_autoscalers_are_refused_in_either_release() {
+        let key = |namespace: &str, name: &str| ObjectKey::new(namespace, name);
+        let (a, b) = (key("ns", "a"), key("ns", "b"));
+        for release in BOTH {
+            let Fixture { this, pods, .. } = Fixture::new(release);
+            for (namespace, name) in [("ns", "one"), ("ns", "two"), ("other", "one")] {
+                let labels = json!({ "app": "web", "tier": "front" });
+                let metadata = json!({ "namespace": namespace, "name": name, "labels": labels });
+                let pod: Pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+                pods.insert(Arc::new(pod));
+            }
+            for known in [&a, &b, &key("other", "a")] {
+                this.selectors.register(known);
+            }
+            let selected = |key: &ObjectKey, selector: &str| {
+                let found = this.select_pods(key, selector).map(|(_, pods)| pods.len());
+                found.map_err(|refusal| (refusal.reason, refusal.error))
+            };
+            // One that was not synced yet selects nothing, and namespaces are apart.
+            assert_eq!(selected(&a, "app=web"), Ok(2), "{release}");
+            assert_eq!(selected(&key("other", "a"), "app=web"), Ok(1), "{release}");
+            let error = "pods by selector tier=front are controlled by multiple HPAs: [ns/a ns/b]";
+            let refused = Err(("AmbiguousSelector", error.to_owned()));
+            assert_eq!(selected(&b, "tier=front"), refused, "{release}");
+            this.selectors.forget(&a);
+            assert_eq!(selected(&b, "tier=front"), Ok(2), "{release}");
+            // A sync that ends after the deletion does not bring its selector back.
+            this.selectors.set(&a, &Selector::everything());
+            assert_eq!(selected(&b, "tier=front"), Ok(2), "{release}");
+        }
+    }
+}
