@@ -9,7 +9,7 @@ use kube_controller_manager::objects::Quantity;
 
 use super::Hierarchy;
 use crate::node::huge_pages;
-use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
+use crate::pod::{Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_pod, quantity};
 
 /// Upstream: `MinShares`, `MaxShares`.
 pub const MIN_SHARES: u64 = 2;
@@ -135,13 +135,22 @@ pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     names.into_iter().map(|name| pod_amount(pod, name, false)).fold(0, i64::saturating_add)
 }
 
-/// Returns whether each container, or the pod itself, limits a resource.
+/// Returns whether each container, or the pod itself, limits a resource. An init container counts as
+/// limited if a sidecar before it is: both run at the same time, and upstream adds their limits.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
     let has_limit = |resources: Option<&ResourceRequirements>| {
         listed(resources, resource, true).is_some_and(|limit| limit.is_positive())
     };
+    let is_limited = |container: &Container| has_limit(container.resources.as_ref());
+    let mut has_limited_sidecar = false;
+    let is_init_limited = |container: &Container| {
+        let is_limited = has_limited_sidecar || is_limited(container);
+        has_limited_sidecar |= is_limited && is_restartable_init(container);
+        is_limited
+    };
     has_limit(pod.spec().resources.as_ref())
-        || pod.all_containers().all(|container| has_limit(container.resources.as_ref()))
+        || pod.spec().containers.iter().all(is_limited)
+            && pod.init_containers().iter().all(is_init_limited)
 }
 
 impl Resources {
@@ -388,6 +397,34 @@ mod tests {
                 .map(|(file, content)| format!("{file}={content}"))
                 .collect();
             assert_eq!(second.join(" "), v2, "{containers}");
+        }
+    }
+
+    #[test]
+    fn init_container_is_limited_by_a_sidecar_before_it() {
+        let (limited, open) =
+            (|| asks(json!({}), json!({"cpu": "1"})), || asks(json!({}), json!({})));
+        let sidecar = |mut container: Value| {
+            container["restartPolicy"] = "Always".into();
+            container
+        };
+        for (init, containers, expected) in [
+            (json!([]), json!([limited()]), Some(100_000)),
+            (json!([]), json!([limited(), open()]), None),
+            (json!([open()]), json!([limited()]), None),
+            (json!([sidecar(limited()), open()]), json!([limited()]), Some(200_000)),
+            (
+                json!([sidecar(limited()), sidecar(open()), open()]),
+                json!([limited()]),
+                Some(200_000),
+            ),
+            (json!([open(), sidecar(limited())]), json!([limited()]), None),
+            // It has ended when the next one runs.
+            (json!([limited(), open()]), json!([limited()]), None),
+            (json!([sidecar(limited())]), json!([open()]), None),
+        ] {
+            let spec = json!({"initContainers": init, "containers": containers});
+            assert_eq!(Resources::of_pod(&pod(spec.clone())).cpu_quota, expected, "{spec}");
         }
     }
 
