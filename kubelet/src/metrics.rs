@@ -221,6 +221,24 @@ pub fn volumes(
     text(&families)
 }
 
+/// Renders as text what the logs of containers use, by the uid, namespace and name of the pod, and
+/// the name of the container. Upstream: `LogMetricsCollector`.
+pub fn container_logs(used: &[([String; 4], u64)]) -> Vec<u8> {
+    // A metric without series has no text.
+    if used.is_empty() {
+        return Vec::new();
+    }
+    let gauge: IntGaugeVec = unregistered(
+        "kubelet_container_log_filesystem_used_bytes",
+        "[ALPHA] Bytes used by the container's logs on the filesystem.",
+        &["uid", "namespace", "pod", "container"],
+    );
+    for (labels, bytes) in used {
+        gauge.with_label_values(labels).set(i64::try_from(*bytes).unwrap_or(i64::MAX));
+    }
+    text(&gauge.collect())
+}
+
 /// Observes how long the start of a pod took since its creation. `own`: without images and init
 /// containers; `None`: its volumes may take any time.
 pub fn observe_start(total: Duration, own: Option<Duration>) {

@@ -57,18 +57,30 @@ impl Checkpoint {
         self.pods.lock().get(uid).cloned()
     }
 
-    /// Sets the resources of a pod.
-    ///
-    /// # Errors
-    /// The file cannot be written; what is in memory is set.
-    pub async fn set(&self, uid: &Uid, resources: PodResources) -> Result<(), Error> {
-        self.change(uid, |record| *record = resources).await
+    /// Sets the resources of a pod in memory. They are in the file after the next write. Returns
+    /// those that it had; `None`: there was no record of it.
+    pub fn insert(&self, uid: &Uid, resources: PodResources) -> Option<PodResources> {
+        self.pods.lock().insert(uid.to_string(), resources)
     }
 
-    /// Sets the resources of one container.
+    /// Replaces the resources of a pod. If the file cannot be written, the pod keeps those that it
+    /// had: after a restart it would have them again.
     ///
     /// # Errors
-    /// The file cannot be written; what is in memory is set.
+    /// The file cannot be written.
+    pub async fn replace(&self, uid: &Uid, resources: PodResources) -> Result<(), Error> {
+        let former = self.insert(uid, resources);
+        let written = self.write().await;
+        if let (Err(_), Some(former)) = (&written, former) {
+            self.insert(uid, former);
+        }
+        written
+    }
+
+    /// Records that a container was given these resources.
+    ///
+    /// # Errors
+    /// The file cannot be written. What is in memory is set, as it is what the container has.
     pub async fn set_container(
         &self,
         uid: &Uid,
@@ -81,10 +93,10 @@ impl Checkpoint {
         self.change(uid, insert).await
     }
 
-    /// Sets the pod's own resources.
+    /// Records that a pod's cgroup was given the pod's own resources.
     ///
     /// # Errors
-    /// The file cannot be written; what is in memory is set.
+    /// The file cannot be written. What is in memory is set, as it is what the pod has.
     pub async fn set_pod_level(
         &self,
         uid: &Uid,
@@ -104,8 +116,11 @@ impl Checkpoint {
         self.pods.lock().retain(|uid, _| known(uid));
     }
 
-    /// Writes the allocations of all pods to the file, unless it has them already.
-    async fn write(&self) -> Result<(), Error> {
+    /// Writes the resources of all pods to the file, unless it has them already.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub async fn write(&self) -> Result<(), Error> {
         let mut written = self.written.lock_arc().await;
         let entries = self.pods.lock().clone();
         let data = serde_json::to_string(&Data { entries }).map_err(Error::Serialize)?;
@@ -178,6 +193,40 @@ mod tests {
     }
 
     #[test]
+    fn failed_write_keeps_what_was_allocated_and_what_was_given() {
+        let folder = std::env::temp_dir().join(format!("kubelet-unwritten-{}", std::process::id()));
+        let path = folder.join("allocated_pods_state");
+        let uid = |text: &str| Uid::parse(text).expect("a uid");
+        let with = |cpu: &str| -> ResourceRequirements {
+            serde_json::from_value(serde_json::json!({"limits": {"cpu": cpu}})).expect("resources")
+        };
+        let of_pod = move |cpu: &str| PodResources {
+            container_resources: [("c".to_owned(), with(cpu))].into(),
+            pod_level_resources: None,
+        };
+        task::run(1, async move {
+            fs::create_dir_all(&folder).expect("a folder");
+            let checkpoint = Checkpoint::open(path.clone()).expect("a checkpoint");
+            checkpoint.replace(&uid("u"), of_pod("1")).await.expect("set");
+            fs::remove_dir_all(&folder).expect("removed");
+            let get = |uid: &str| checkpoint.get(uid).expect("a record");
+            checkpoint.replace(&uid("u"), of_pod("2")).await.expect_err("no folder");
+            assert_eq!(get("u"), of_pod("1"));
+            // It had nothing that it could keep.
+            checkpoint.replace(&uid("v"), of_pod("3")).await.expect_err("no folder");
+            assert_eq!(get("v"), of_pod("3"));
+            checkpoint.set_container(&uid("v"), "c", with("4")).await.expect_err("no folder");
+            assert_eq!(get("v"), of_pod("4"));
+            // The next write has all of it.
+            fs::create_dir_all(&folder).expect("a folder");
+            checkpoint.write().await.expect("written");
+            let next = Checkpoint::open(path).expect("a checkpoint");
+            assert_eq!((next.get("u"), next.get("v")), (Some(of_pod("1")), Some(of_pod("4"))));
+            fs::remove_dir_all(&folder).expect("removed");
+        });
+    }
+
+    #[test]
     fn what_was_set_is_there_after_a_restart() {
         let folder = std::env::temp_dir().join(format!("kubelet-alloc-{}", std::process::id()));
         fs::create_dir_all(&folder).expect("a folder");
@@ -196,7 +245,7 @@ mod tests {
                 pod_level_resources: Some(resources),
             };
             assert_eq!(open().get("u"), Some(expected));
-            checkpoint.set(&uid, PodResources::default()).await.expect("set");
+            checkpoint.replace(&uid, PodResources::default()).await.expect("set");
             assert_eq!(open().get("u"), Some(PodResources::default()));
             // The caller may stop waiting: no other write begins before this one ends.
             let last = checkpoint.set_pod_level(&uid, ResourceRequirements::default());

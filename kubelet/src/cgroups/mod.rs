@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal};
 
 pub use files::{Error, Hierarchy};
 pub use name::{Driver, Name};
-pub use resources::{PodLimits, Resources, pod_amount};
+pub use resources::{PERIOD, PodLimits, Resources, pod_amount, quota, shares};
 pub use system::{SystemCgroups, join};
 
 use resources::UNBOUNDED;
@@ -244,9 +244,11 @@ impl Cgroups {
         }
     }
 
-    /// Returns what the cgroup of a pod limits; `None`: its limits are not known. Upstream:
-    /// `GetPodCgroupConfig`.
-    pub fn pod_limits(&self, pod: &Pod) -> Option<PodLimits> {
+    /// Returns what the cgroup of a pod limits. Upstream: `GetPodCgroupConfig`.
+    ///
+    /// # Errors
+    /// The name of a resource whose limits are not known.
+    pub fn pod_limits(&self, pod: &Pod) -> Result<PodLimits, &'static str> {
         PodLimits::read(&self.hierarchy, &self.pod(pod))
     }
 

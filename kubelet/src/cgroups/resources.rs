@@ -9,7 +9,7 @@ use kube_controller_manager::objects::Quantity;
 
 use super::Hierarchy;
 use crate::node::huge_pages;
-use crate::pod::{Pod, PodExt, QosClass, listed, of_pod, quantity};
+use crate::pod::{Container, Pod, PodExt, QosClass, is_restartable_init, listed, of_pod, quantity};
 
 /// Upstream: `MinShares`, `MaxShares`.
 pub const MIN_SHARES: u64 = 2;
@@ -44,37 +44,47 @@ pub struct PodLimits {
 }
 
 impl PodLimits {
-    /// Reads the limits of a cgroup from its files; `None`: a file is absent, or the shares are
-    /// malformed. A limit that is not a number, such as `max`, is no limit. Blocks for a moment.
-    pub(super) fn read(hierarchy: &Hierarchy, path: &str) -> Option<PodLimits> {
+    /// Returns the limits once these are set. Upstream: `mergeResourceConfig`.
+    pub fn with(self, set: &Resources) -> PodLimits {
+        PodLimits {
+            cpu_shares: set.cpu_shares.unwrap_or(self.cpu_shares),
+            cpu_quota: set.cpu_quota.or(self.cpu_quota),
+            memory: set.memory.or(self.memory),
+        }
+    }
+
+    /// Reads the limits of a cgroup from its files. A limit that is not a number, such as `max`, is
+    /// no limit. Blocks for a moment.
+    ///
+    /// # Errors
+    /// The name of a resource whose files are absent, or whose shares are malformed.
+    pub(super) fn read(hierarchy: &Hierarchy, path: &str) -> Result<PodLimits, &'static str> {
         let file = |controller: &str, name: &str| {
             fs::read_to_string(hierarchy.folder(controller, path)?.join(name)).ok()
         };
         let number = |text: String| text.trim().parse::<i64>().ok();
-        let limits = match hierarchy.is_v2() {
+        let limit_file = if hierarchy.is_v2() { "memory.max" } else { "memory.limit_in_bytes" };
+        let memory = file("memory", limit_file).map(number).ok_or("memory")?;
+        let cpu = || match hierarchy.is_v2() {
             true => {
                 let cpu = file("cpu", "cpu.max")?;
                 let (quota, period) = cpu.trim().split_once(' ')?;
                 let quota = quota.parse::<i64>().ok().zip(period.parse::<i64>().ok());
-                PodLimits {
-                    cpu_shares: shares_of_weight(
-                        file("cpu", "cpu.weight").and_then(number)?.unsigned_abs(),
-                    ),
-                    cpu_quota: quota
-                        .map(|(quota, period)| quota.saturating_mul(PERIOD) / period.max(1)),
-                    memory: file("memory", "memory.max").map(number)?,
-                }
+                let weight = file("cpu", "cpu.weight").and_then(number)?.unsigned_abs();
+                let quota =
+                    quota.map(|(quota, period)| quota.saturating_mul(PERIOD) / period.max(1));
+                Some((shares_of_weight(weight), quota))
             }
-            false => PodLimits {
-                cpu_shares: file("cpu", "cpu.shares").and_then(number)?.unsigned_abs(),
-                cpu_quota: file("cpu", "cpu.cfs_quota_us").map(number)?,
-                memory: file("memory", "memory.limit_in_bytes").map(number)?,
-            },
+            false => {
+                let shares = file("cpu", "cpu.shares").and_then(number)?.unsigned_abs();
+                Some((shares, file("cpu", "cpu.cfs_quota_us").map(number)?))
+            }
         };
-        Some(PodLimits {
-            cpu_quota: limits.cpu_quota.filter(|quota| *quota > 0),
-            memory: limits.memory.filter(|bytes| *bytes < UNBOUNDED),
-            ..limits
+        let (cpu_shares, cpu_quota) = cpu().ok_or("cpu")?;
+        Ok(PodLimits {
+            cpu_shares,
+            cpu_quota: cpu_quota.filter(|quota| *quota > 0),
+            memory: memory.filter(|bytes| *bytes < UNBOUNDED),
         })
     }
 }
@@ -102,7 +112,7 @@ pub fn weight(shares: u64) -> u64 {
 }
 
 /// Converts CPU millis to a quota for each period. Upstream: `MilliCPUToQuota`.
-fn quota(milli: i64) -> i64 {
+pub fn quota(milli: i64) -> i64 {
     (milli.saturating_mul(PERIOD) / 1000).max(MIN_QUOTA)
 }
 
@@ -134,13 +144,22 @@ pub fn pod_pages(pod: &Pod, size: i64) -> i64 {
     names.into_iter().map(|name| pod_amount(pod, name, false)).fold(0, i64::saturating_add)
 }
 
-/// Returns whether each container, or the pod itself, limits a resource.
+/// Returns whether each container, or the pod itself, limits a resource. An init container counts as
+/// limited if a sidecar before it is: both run at the same time, and upstream adds their limits.
 fn is_limited(pod: &Pod, resource: &str) -> bool {
     let has_limit = |resources: Option<&ResourceRequirements>| {
         listed(resources, resource, true).is_some_and(|limit| limit.is_positive())
     };
+    let is_limited = |container: &Container| has_limit(container.resources.as_ref());
+    let mut has_limited_sidecar = false;
+    let is_init_limited = |container: &Container| {
+        let is_limited = has_limited_sidecar || is_limited(container);
+        has_limited_sidecar |= is_limited && is_restartable_init(container);
+        is_limited
+    };
     has_limit(pod.spec().resources.as_ref())
-        || pod.all_containers().all(|container| has_limit(container.resources.as_ref()))
+        || pod.spec().containers.iter().all(is_limited)
+            && pod.init_containers().iter().all(is_init_limited)
 }
 
 impl Resources {
@@ -387,6 +406,78 @@ mod tests {
                 .map(|(file, content)| format!("{file}={content}"))
                 .collect();
             assert_eq!(second.join(" "), v2, "{containers}");
+        }
+    }
+
+    #[test]
+    fn limits_are_read_in_both_versions() {
+        let base = std::env::temp_dir().join(format!("kubelet-limits-{}", std::process::id()));
+        let limits = |cpu_shares, cpu_quota, memory| PodLimits { cpu_shares, cpu_quota, memory };
+        let v1 = Hierarchy::v1_for_tests(&base.join("v1"), &["cpu", "memory"]);
+        let v2 = Hierarchy::V2 { root: base.join("v2") };
+        for (hierarchy, files, expected) in [
+            (&v2, &["cpu.max=max 100000", "cpu.weight=1"][..], Err("memory")),
+            (&v2, &["memory.max=max", "cpu.weight=1"], Err("cpu")),
+            (&v2, &["memory.max=max", "cpu.max=5000 50000", "cpu.weight=x"], Err("cpu")),
+            (
+                &v2,
+                &["memory.max=max", "cpu.max=max 100000", "cpu.weight=39"],
+                Ok(limits(998, None, None)),
+            ),
+            (
+                &v2,
+                &["memory.max=4096", "cpu.max=5000 50000", "cpu.weight=1"],
+                Ok(limits(2, Some(10_000), Some(4096))),
+            ),
+            (&v1, &["memory.limit_in_bytes=4096", "cpu.shares=1024"], Err("cpu")),
+            (
+                &v1,
+                &[
+                    "memory.limit_in_bytes=9223372036854771712",
+                    "cpu.shares=7",
+                    "cpu.cfs_quota_us=-1",
+                ],
+                Ok(limits(7, None, None)),
+            ),
+        ] {
+            let _ = fs::remove_dir_all(&base);
+            for file in files {
+                let (name, content) = file.split_once('=').expect("a content");
+                let controller = name.split('.').next().unwrap_or_default();
+                let folder = hierarchy.folder(controller, "/pod").expect("a folder");
+                fs::create_dir_all(&folder).expect("a folder");
+                fs::write(folder.join(name), format!("{content}\n")).expect("a file");
+            }
+            assert_eq!(PodLimits::read(hierarchy, "/pod"), expected, "{files:?}");
+        }
+        fs::remove_dir_all(&base).expect("removed");
+    }
+
+    #[test]
+    fn init_container_is_limited_by_a_sidecar_before_it() {
+        let (limited, open) =
+            (|| asks(json!({}), json!({"cpu": "1"})), || asks(json!({}), json!({})));
+        let sidecar = |mut container: Value| {
+            container["restartPolicy"] = "Always".into();
+            container
+        };
+        for (init, containers, expected) in [
+            (json!([]), json!([limited()]), Some(100_000)),
+            (json!([]), json!([limited(), open()]), None),
+            (json!([open()]), json!([limited()]), None),
+            (json!([sidecar(limited()), open()]), json!([limited()]), Some(200_000)),
+            (
+                json!([sidecar(limited()), sidecar(open()), open()]),
+                json!([limited()]),
+                Some(200_000),
+            ),
+            (json!([open(), sidecar(limited())]), json!([limited()]), None),
+            // It has ended when the next one runs.
+            (json!([limited(), open()]), json!([limited()]), None),
+            (json!([sidecar(limited())]), json!([open()]), None),
+        ] {
+            let spec = json!({"initContainers": init, "containers": containers});
+            assert_eq!(Resources::of_pod(&pod(spec.clone())).cpu_quota, expected, "{spec}");
         }
     }
 

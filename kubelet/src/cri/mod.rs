@@ -2,6 +2,8 @@
 
 mod images;
 mod runtime;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::path::Path;
 

@@ -46,7 +46,8 @@ impl Kubelet {
             } else if let Some(admitted) = self.decide(pod).await {
                 self.store.set_reserved(pod);
                 self.preempt(&admitted).await;
-                self.allocate_admitted(pod).await;
+                self.allocate_admitted(pod);
+                self.store_allocations().await;
                 self.start(pod);
             }
             self.store.notify(pod);
@@ -106,7 +107,8 @@ impl Kubelet {
     }
 
     /// Admits and starts a pod again that a source added while its earlier life was ending, or
-    /// rejects it. Does not wait for the pods that have to make room for it.
+    /// rejects it. Does not wait for the pods that have to make room for it. The caller writes what
+    /// was allocated.
     pub(super) fn start_again(&self, pod: &Arc<Pod>) {
         let allocated = self.resizes.allocated(pod);
         match self.admission_of(&allocated, &self.manager.node.own.get()) {
@@ -114,6 +116,7 @@ impl Kubelet {
                 self.evict_for(&admitted);
                 let label = metrics::static_label(pod.is_static());
                 metrics::RESTARTED_PODS.with_label_values(&[label]).inc();
+                self.allocate_admitted(pod);
                 self.start(pod);
             }
             Err(rejection) => self.reject(pod, &rejection),
@@ -165,4 +168,52 @@ impl Kubelet {
 /// Returns the grace period of a pod's definition in seconds.
 fn grace_of(pod: &Pod) -> i64 {
     pod.spec().termination_grace_period_seconds.unwrap_or(DEFAULT_GRACE_SECONDS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::time::Duration;
+
+    use futures_lite::future::poll_once;
+    use kube_controller_manager::task;
+    use serde_json::json;
+
+    use super::*;
+    use crate::allocation::PodResources;
+    use crate::kubelet::pod_workers::Outcome;
+    use crate::kuberuntime::testing::TestNode;
+    use crate::sources::{Op, Source};
+
+    #[test]
+    fn pod_that_is_started_again_has_an_allocation() {
+        task::run(1, async {
+            let node = TestNode::start("again", |_| Ok(Vec::new()));
+            let kubelet = Kubelet::for_tests(&node);
+            let resources = json!({"requests": {"cpu": "100m"}});
+            let pod = json!({
+                "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                "spec": {"containers": [{"name": "c", "resources": resources}]},
+            });
+            let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
+            let added = PodUpdate { source: Source::File, op: Op::Add, pods: vec![pod.clone()] };
+            kubelet.set_shutting_down(true);
+            kubelet.add(&added).await;
+            kubelet.set_shutting_down(false);
+            // Its source adds it once more while what runs of it is ended.
+            kubelet.add(&added).await;
+            assert!(kubelet.dispatcher.is_terminating("u"));
+            let mut run = pin!(kubelet.dispatcher.run(&kubelet.clock, |_, _, _| {}));
+            while !kubelet.dispatcher.is_finished("u") {
+                assert!(poll_once(&mut run).await.is_none());
+                let (done, now) = (Outcome::Done(Duration::ZERO), kubelet.clock.monotonic());
+                kubelet.dispatcher.done("u", done, now);
+            }
+            assert_eq!(node.checkpoint("allocated_pods_state").get("u"), None);
+            kubelet.forget_ended().await;
+            assert!(!kubelet.dispatcher.is_terminating("u"));
+            let written = node.checkpoint("allocated_pods_state").get("u");
+            assert_eq!(written, Some(PodResources::of(&pod)));
+        });
+    }
 }

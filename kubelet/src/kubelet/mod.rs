@@ -105,6 +105,19 @@ impl Kubelet {
         })
     }
 
+    /// Creates a kubelet of the node that has no source of pods.
+    #[cfg(test)]
+    fn for_tests(node: &crate::kuberuntime::testing::TestNode) -> Arc<Kubelet> {
+        use crate::admission::{Allowlist, KernelVersion, Rules};
+
+        let sysctls = Allowlist::new(&[], KernelVersion::default()).expect("no names");
+        let rules = Rules { sysctls, has_app_armor: false };
+        let admission = Admission { rules, fetch_node: None };
+        let allocated = node.checkpoint("allocated_pods_state");
+        let period = Duration::from_secs(60);
+        Kubelet::new(node.manager(None), admission, allocated, BTreeSet::new(), period)
+    }
+
     /// Runs the kubelet's loops until stopped: takes changes of the sources (`updates`) and pods to
     /// sync again (`again`), starts the work that is due, and runs the timers. Containers continue
     /// to run after that.
@@ -200,7 +213,7 @@ impl Kubelet {
 
     /// Forgets pods that have ended, and creates those again that came back meanwhile. Does nothing
     /// until all sources have been read. Upstream: `HandlePodCleanups`.
-    fn forget_ended(&self) {
+    async fn forget_ended(&self) {
         if !self.store.has_seen_all() {
             return;
         }
@@ -209,17 +222,18 @@ impl Kubelet {
         if retained.has_forgotten {
             notify_all(&self.forgotten);
         }
-        for uid in &retained.missing {
-            if let Some(pod) = self.store.decided_pod(uid) {
-                self.start_again(&pod);
-            }
-        }
+        let missing = retained.missing.iter();
+        let returned: Vec<_> = missing.filter_map(|uid| self.store.decided_pod(uid)).collect();
+        returned.iter().for_each(|pod| self.start_again(pod));
         self.store.retain(|uid| self.dispatcher.knows(uid));
         let is_known = |uid: &str| self.store.contains(uid) || self.dispatcher.knows(uid);
         self.resizes.retain(is_known);
         self.manager.actuated.retain(is_known);
         self.manager.images.retain_pulls(is_known);
         self.startups.retain(is_known);
+        if !returned.is_empty() {
+            self.store_allocations().await;
+        }
     }
 
     /// Syncs the static pods that refer to any of these objects of the folder, which have changed.

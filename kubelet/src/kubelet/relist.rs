@@ -38,7 +38,7 @@ impl Kubelet {
                 Ok(snapshot) => {
                     let now = self.clock.monotonic();
                     metrics::RELIST.observe((now - begin).as_secs_f64());
-                    self.observe(&snapshot, &last, now);
+                    self.observe(&snapshot, &last, now).await;
                     if self.has_seen_all() {
                         // From now on, what runs of an unknown pod has a worker.
                         self.listed.open();
@@ -69,13 +69,13 @@ impl Kubelet {
 
     /// Gives work to the workers of pods that have changed since the `last` snapshot, ends pods
     /// that are not known, and forgets pods that have ended. Sets the gauges of pods.
-    fn observe(&self, snapshot: &Snapshot, last: &Snapshot, now: Duration) {
+    async fn observe(&self, snapshot: &Snapshot, last: &Snapshot, now: Duration) {
         metrics::RELIST_INTERVAL.observe(self.health.record_relist(now).as_secs_f64());
         self.dispatcher.requeue(&snapshot.changed_since(last));
         if self.has_seen_all() {
             self.end_unknown(snapshot);
         }
-        self.forget_ended();
+        self.forget_ended().await;
         self.measure_pods();
         measure_runtime(snapshot);
     }

@@ -118,19 +118,24 @@ impl Resizes {
 }
 
 impl Kubelet {
-    /// Records the resources of an admitted pod as allocated. If its definition now asks for
-    /// others, because it was changed while no kubelet ran, the resize is queued as pending.
-    pub(super) async fn allocate_admitted(&self, pod: &Arc<Pod>) {
+    /// Records the resources of an admitted pod as allocated, in memory. If its definition now asks
+    /// for others, because it was changed while no kubelet ran, the resize is queued as pending.
+    pub(super) fn allocate_admitted(&self, pod: &Arc<Pod>) {
         let allocated = self.resizes.allocated(pod);
-        let (uid, resources) = (pod.uid(), PodResources::of(&allocated));
-        if let Err(error) = self.resizes.allocated.set(&uid, resources).await {
-            log::error!("SetPodAllocation failed: {}", chain(&error));
-        }
+        let uid = pod.uid();
+        self.resizes.allocated.insert(&uid, PodResources::of(&allocated));
         if let Some(status) = pod.status.as_ref().filter(|_| !pod.is_static()) {
             self.resizes.conditions.restore(&uid, status);
         }
         if self.resizes.differs(pod) {
             self.push_pending(&uid);
+        }
+    }
+
+    /// Writes what is allocated to the file. A failure is only logged: the next write has it too.
+    pub(super) async fn store_allocations(&self) {
+        if let Err(error) = self.resizes.allocated.write().await {
+            log::error!("SetPodAllocation failed: {}", chain(&error));
         }
     }
 
@@ -213,7 +218,8 @@ impl Kubelet {
 
     /// Allocates the resources that a pod asks for, if the node has room for them or other pods can
     /// be evicted for them, and records the outcome in the pod's conditions and an event. Returns
-    /// false when the resize has to wait.
+    /// false when the resize has to wait: also when the allocation cannot be written, as after a
+    /// restart the pod would not have it.
     async fn allocate(&self, pod: &Arc<Pod>) -> bool {
         let (uid, generation, now) = (pod.uid(), pod.metadata.generation, self.clock.now());
         let Resizes { allocated, conditions, .. } = &self.resizes;
@@ -224,8 +230,9 @@ impl Kubelet {
         match self.admission_of(pod, &self.manager.node.own.get()) {
             Ok(admitted) => {
                 self.evict_for(&admitted);
-                if let Err(error) = allocated.set(&uid, PodResources::of(pod)).await {
+                if let Err(error) = allocated.replace(&uid, PodResources::of(pod)).await {
                     log::error!("Failed to handle pod resources resize: {}", chain(&error));
+                    return false;
                 }
                 conditions.begin(&uid, generation, now);
                 let text = summary(pod, generation, None);
@@ -338,10 +345,47 @@ impl Asked<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use kube_controller_manager::task;
     use serde_json::json;
 
     use super::*;
+    use crate::kuberuntime::testing::TestNode;
     use crate::sources::Source;
+
+    #[test]
+    fn resize_that_cannot_be_written_waits() {
+        task::run(1, async {
+            let node = TestNode::start("unwritten-resize", |_| Ok(Vec::new()));
+            let kubelet = Kubelet::for_tests(&node);
+            let pod = |cpu: &str| -> Arc<Pod> {
+                let resources = json!({"requests": {"cpu": cpu}});
+                let pod = json!({
+                    "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+                    "spec": {"containers": [{"name": "c", "resources": resources}]},
+                });
+                Arc::new(serde_json::from_value(pod).expect("a pod"))
+            };
+            let update =
+                |op, pod: &Arc<Pod>| PodUpdate { source: Source::Api, op, pods: vec![pod.clone()] };
+            let (before, after) = (pod("100m"), pod("200m"));
+            kubelet.handle(&update(Op::Add, &before)).await;
+            // Nothing can be renamed to a folder.
+            let file = node.root.join("allocated_pods_state");
+            fs::remove_file(&file).expect("a file");
+            fs::create_dir(&file).expect("a folder");
+            kubelet.handle(&update(Op::Update, &after)).await;
+            assert_eq!(kubelet.resizes.allocated(&after), before);
+            assert!(kubelet.resizes.has_pending());
+            fs::remove_dir(&file).expect("removed");
+            kubelet.retry_resizes(Trigger::Period).await;
+            assert_eq!(kubelet.resizes.allocated(&after), after);
+            assert!(!kubelet.resizes.has_pending());
+            let written = node.checkpoint("allocated_pods_state").get("u");
+            assert_eq!(written, Some(PodResources::of(&after)));
+        });
+    }
 
     #[test]
     fn triggers_are_by_upstreams_names() {

@@ -77,6 +77,16 @@ impl Kubelet {
         metrics::volumes(&claims, &self.manager.volumes.counts(&pods))
     }
 
+    /// Returns the metrics of the logs of containers, as text.
+    pub async fn log_metrics(self: &Arc<Self>) -> Vec<u8> {
+        let kubelet = self.clone();
+        let measure = move || {
+            let (folders, now) = (&kubelet.manager.folders, kubelet.clock.monotonic());
+            metrics::container_logs(&kubelet.stats.logs(folders, &kubelet.pods(), now))
+        };
+        task::blocking(measure).await
+    }
+
     /// Builds the text of `/metrics/cadvisor`.
     ///
     /// # Errors

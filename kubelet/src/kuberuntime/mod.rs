@@ -18,6 +18,8 @@ mod resize;
 mod sandbox;
 mod start;
 mod sync;
+#[cfg(test)]
+pub(crate) mod testing;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -69,7 +69,7 @@ impl Manager {
     /// cannot be read.
     pub async fn pod_limits(&self, pod: &Arc<Pod>) -> Option<PodLimits> {
         let (cgroups, pod) = (self.cgroups.clone()?, pod.clone());
-        task::blocking(move || cgroups.pod_limits(&pod)).await
+        task::blocking(move || cgroups.pod_limits(&pod)).await.ok()
     }
 
     /// Gives the classes the shares of the `active` pods. Does nothing where pods have no cgroups

@@ -1,6 +1,8 @@
 //! Gives running containers and the cgroup of their pod other resources. Upstream:
 //! `doPodResizeAction`.
 
+mod limits;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
@@ -11,10 +13,10 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ListedQuantity;
 use kube_controller_manager::objects::{Format, Quantity};
 use kube_controller_manager::task;
 
+use self::limits::PodCgroup;
 use super::Manager;
 use crate::allocation;
-use crate::cgroups::{Cgroups, PodLimits, Resources};
-use crate::cri::{self, Code, api};
+use crate::cri::{self, api};
 use crate::metrics;
 use crate::node::resources::bytes;
 use crate::pod::{Container, Pod, PodExt};
@@ -26,12 +28,12 @@ use crate::runtime::spec;
 pub enum ResizeError {
     /// What uses memory uses more than its new limit.
     BelowUsage(Vec<String>),
-    /// The runtime refuses the pod's new resources.
-    Sandbox(cri::Error),
+    /// The runtime refuses the new limits of the cgroup of the pod with this sandbox.
+    Sandbox { resource: Resource, sandbox: String, source: cri::Error },
     /// The runtime does not update a container.
     Container(cri::Error),
-    /// The limits of the cgroup of the pod with this name cannot be read.
-    Limits(String),
+    /// The limits of a resource of the cgroup of the pod with this name cannot be read.
+    Limits { pod: String, resource: &'static str },
     /// The cgroup of the pod cannot be written.
     Cgroup(io::Error),
     /// What was done cannot be recorded.
@@ -45,12 +47,16 @@ impl fmt::Display for ResizeError {
                 [one] => write!(f, "cannot decrease memory limits: {one}"),
                 all => write!(f, "cannot decrease memory limits: [{}]", all.join(", ")),
             },
-            ResizeError::Sandbox(_) => f.write_str(
-                "failed to notify runtime for UpdatePodSandboxResources; resize rejected",
+            // As upstream has it.
+            ResizeError::Sandbox { resource, sandbox, .. } => write!(
+                f,
+                "failed to notify runtime for UpdatePodSandboxResources (resource={}); resize \
+                 rejected: updatePodSandboxResources failed for sanboxID {sandbox:?}",
+                resource.name()
             ),
             ResizeError::Container(error) => error.fmt(f),
-            ResizeError::Limits(pod) => {
-                write!(f, "unable to get pod cgroup memory config for pod {pod:?}")
+            ResizeError::Limits { pod, resource } => {
+                write!(f, "unable to get pod cgroup {resource} config for pod {pod:?}")
             }
             ResizeError::Cgroup(_) => f.write_str("failed to set cgroup config"),
             ResizeError::Record(error) => error.fmt(f),
@@ -61,28 +67,13 @@ impl fmt::Display for ResizeError {
 impl std::error::Error for ResizeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            ResizeError::BelowUsage(_) | ResizeError::Limits(_) => None,
-            ResizeError::Sandbox(error) => Some(error),
+            ResizeError::BelowUsage(_) | ResizeError::Limits { .. } => None,
+            ResizeError::Sandbox { source, .. } => Some(source),
             ResizeError::Container(error) => error.source(),
             ResizeError::Cgroup(error) => Some(error),
             ResizeError::Record(error) => error.source(),
         }
     }
-}
-
-/// The cgroup of a pod, with its present limits and those that it gets.
-struct PodCgroup {
-    cgroups: Arc<Cgroups>,
-    current: PodLimits,
-    desired: Resources,
-}
-
-/// The steps of one resource for the pod's cgroup: before its containers, and after them. What grows
-/// comes before, limits first; what shrinks comes after, requests first.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Steps {
-    before: Vec<Resources>,
-    after: Vec<Resources>,
 }
 
 impl Manager {
@@ -113,11 +104,8 @@ impl Manager {
         sandbox: &str,
         actions: &ResizeActions,
     ) -> Result<(), ResizeError> {
-        let cgroup = self.pod_cgroup(pod).await?;
+        let mut cgroup = self.pod_cgroup(pod, sandbox).await?;
         self.check_memory(pod, cgroup.as_ref(), actions).await?;
-        if cgroup.is_some() {
-            self.update_sandbox(pod, sandbox).await?;
-        }
         // What each container has after the updates so far: an update sends both resources.
         let mut current: HashMap<&str, Amounts> = HashMap::new();
         for resource in Resource::ALL {
@@ -125,35 +113,21 @@ impl Manager {
             if updates.is_empty() && !actions.has_pod {
                 continue;
             }
-            let steps = cgroup.as_ref().map(|cgroup| steps(cgroup, resource)).unwrap_or_default();
-            limit_cgroup(pod, cgroup.as_ref(), steps.before).await?;
+            let steps = cgroup.as_ref().map(|cgroup| cgroup.steps(resource)).unwrap_or_default();
+            self.limit_cgroup(pod, cgroup.as_mut(), resource, steps.before).await?;
             for update in updates {
                 let amounts = current.entry(&update.id).or_insert(update.current);
                 let next = amounts.with(resource, update.desired);
                 self.update_container(pod, update, next).await?;
                 *amounts = next;
             }
-            limit_cgroup(pod, cgroup.as_ref(), steps.after).await?;
+            self.limit_cgroup(pod, cgroup.as_mut(), resource, steps.after).await?;
         }
         if let Some(own) = pod.spec().resources.clone().filter(|_| actions.has_pod) {
             let set = self.actuated.set_pod_level(&pod.uid(), own).await;
             set.map_err(ResizeError::Record)?;
         }
         Ok(())
-    }
-
-    /// Reads the limits of a pod's cgroup, and computes those that it should have. `None`: the
-    /// kubelet limits no cgroups.
-    async fn pod_cgroup(&self, pod: &Arc<Pod>) -> Result<Option<PodCgroup>, ResizeError> {
-        let Some(cgroups) = self.cgroups.clone() else { return Ok(None) };
-        let pod = pod.clone();
-        let read = move || {
-            let current = cgroups.pod_limits(&pod);
-            let current = current.ok_or_else(|| ResizeError::Limits(pod.display_name()))?;
-            let desired = cgroups.rounded(Resources::of_pod(&pod));
-            Ok(Some(PodCgroup { current, desired, cgroups }))
-        };
-        task::blocking(read).await
     }
 
     /// Checks that no memory limit is set below the present usage, which would end processes; if
@@ -201,20 +175,6 @@ impl Manager {
         }
     }
 
-    /// Announces the pod's new resources to the runtime first: it may refuse them. Runtimes that do
-    /// not know the call need not know the resources.
-    async fn update_sandbox(&self, pod: &Pod, sandbox: &str) -> Result<(), ResizeError> {
-        let request = api::UpdatePodSandboxResourcesRequest {
-            pod_sandbox_id: sandbox.to_owned(),
-            overhead: Some(spec::overhead(pod)),
-            resources: Some(spec::sandbox_resources(pod)),
-        };
-        match self.runtime.update_pod_sandbox_resources(request).await {
-            Err(error) if !lacks_call(&error) => Err(ResizeError::Sandbox(error)),
-            _ => Ok(()),
-        }
-    }
-
     /// Gives a container new resources by the runtime, and records them. One that the pod does not
     /// define keeps its own.
     async fn update_container(
@@ -245,70 +205,6 @@ impl Manager {
     }
 }
 
-/// Returns whether the error says that the runtime does not have a call. Containerd 2.2 says so by
-/// the code of unknown errors.
-fn lacks_call(error: &cri::Error) -> bool {
-    match error {
-        cri::Error::Status { code: Code::Unknown, message, .. } => {
-            message.contains("not implemented")
-        }
-        other => other.is_unimplemented(),
-    }
-}
-
-/// Sets these limits on the pod's cgroup, one after the other.
-async fn limit_cgroup(
-    pod: &Arc<Pod>,
-    cgroup: Option<&PodCgroup>,
-    limits: Vec<Resources>,
-) -> Result<(), ResizeError> {
-    let Some(cgroup) = cgroup else { return Ok(()) };
-    for resources in limits {
-        let (cgroups, pod) = (cgroup.cgroups.clone(), pod.clone());
-        let limited = task::blocking(move || cgroups.limit_pod(&pod, &resources));
-        limited.await.map_err(ResizeError::Cgroup)?;
-    }
-    Ok(())
-}
-
-/// Decides which limits of a resource a pod's cgroup gets before its containers, and which after
-/// them: it grows before them, and shrinks after them.
-fn steps(cgroup: &PodCgroup, resource: Resource) -> Steps {
-    let PodCgroup { current, desired, .. } = cgroup;
-    let mut steps = Steps::default();
-    // A limit that is not asked for any more stays, as upstream.
-    let (now, wanted, limit) = match resource {
-        Resource::Memory => (
-            current.memory,
-            desired.memory,
-            Resources { memory: desired.memory, ..Resources::default() },
-        ),
-        Resource::Cpu => (
-            current.cpu_quota,
-            desired.cpu_quota,
-            Resources { cpu_quota: desired.cpu_quota, ..Resources::default() },
-        ),
-    };
-    // How the new limit compares with the present one; no limit counts as the highest.
-    let limit_change = wanted.map(|wanted| wanted.cmp(&now.unwrap_or(i64::MAX)));
-    let shares = desired.cpu_shares.filter(|_| resource == Resource::Cpu);
-    let shares_change = shares.map(|shares| shares.cmp(&current.cpu_shares));
-    let request = Resources { cpu_shares: shares, ..Resources::default() };
-    if limit_change.is_some_and(|order| order.is_gt()) {
-        steps.before.push(limit.clone());
-    }
-    if shares_change.is_some_and(|order| order.is_gt()) {
-        steps.before.push(request.clone());
-    }
-    if shares_change.is_some_and(|order| order.is_lt()) {
-        steps.after.push(request);
-    }
-    if limit_change.is_some_and(|order| order.is_lt()) {
-        steps.after.push(limit);
-    }
-    steps
-}
-
 /// Converts amounts to lists of requests and limits. An amount of zero is left out.
 pub(super) fn lists_of(amounts: Amounts) -> core::ResourceRequirements {
     let list = |milli_cpus: i64, memory: i64| {
@@ -330,60 +226,6 @@ pub(super) fn lists_of(amounts: Amounts) -> core::ResourceRequirements {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cgroups::{Driver, Hierarchy, Settings};
-
-    #[test]
-    fn limits_grow_before_containers_and_shrink_after_them() {
-        let settings = Settings {
-            root: "/".to_owned(),
-            driver: Driver::Cgroupfs,
-            pids_limit: None,
-            page_sizes: Vec::new(),
-        };
-        let hierarchy = Hierarchy::V2 { root: "/none".into() };
-        let cgroups = Arc::new(Cgroups::new(&settings, hierarchy));
-        let current = PodLimits { cpu_shares: 100, cpu_quota: Some(1000), memory: None };
-        let shown = |desired: Resources, resource| {
-            let cgroup = PodCgroup { cgroups: cgroups.clone(), current, desired };
-            let Steps { before, after } = steps(&cgroup, resource);
-            let text = |all: Vec<Resources>| -> Vec<String> {
-                let files = all.iter().flat_map(Resources::v2);
-                files.map(|(file, _)| file.into_owned()).collect()
-            };
-            format!("{} / {}", text(before).join(" "), text(after).join(" "))
-        };
-        let cpu = |cpu_shares, cpu_quota| Resources {
-            cpu_shares: Some(cpu_shares),
-            cpu_quota,
-            ..Resources::default()
-        };
-        for (desired, resource, expected) in [
-            (cpu(200, Some(2000)), Resource::Cpu, "cpu.max cpu.weight / "),
-            (cpu(50, Some(500)), Resource::Cpu, " / cpu.weight cpu.max"),
-            (cpu(200, Some(500)), Resource::Cpu, "cpu.weight / cpu.max"),
-            (cpu(100, Some(1000)), Resource::Cpu, " / "),
-            // A limit stays, even if the pod no longer asks for it.
-            (cpu(100, None), Resource::Cpu, " / "),
-            (cpu(1, None), Resource::Memory, " / "),
-            (Resources { memory: Some(1), ..cpu(1, None) }, Resource::Memory, " / memory.max"),
-        ] {
-            assert_eq!(shown(desired.clone(), resource), expected, "{desired:?}");
-        }
-    }
-
-    #[test]
-    fn runtimes_without_the_call_do_not_refuse() {
-        for (code, message, expected) in [
-            (Code::Unimplemented, "unknown method", true),
-            (Code::Unknown, "not implemented yet", true),
-            (Code::Unknown, "a plugin refuses", false),
-            (Code::Internal, "not implemented yet", false),
-        ] {
-            let message = message.to_owned();
-            let error = cri::Error::Status { method: "m", code, message, retry_after: None };
-            assert_eq!(lacks_call(&error), expected, "{error}");
-        }
-    }
 
     #[test]
     fn amounts_are_listed_in_canonical_form() {

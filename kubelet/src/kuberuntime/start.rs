@@ -24,7 +24,6 @@ use crate::pod::{Container, Pod, PodExt, listed};
 use crate::runtime::order;
 use crate::runtime::status::PodStatus;
 
-const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
 const POST_START_HOOK_ERROR: &str = "PostStartHookError";
 
 /// Why a container has not started, and when to try again.
@@ -84,17 +83,22 @@ impl Manager {
         to_start: ToStart<'_>,
     ) -> Result<(), StartFailure> {
         let ToStart { container, kind, .. } = to_start;
-        let started = async {
-            self.back_off(pod, status, container)?;
-            self.start_now(pod, status, sandbox, to_start).await.map_err(StartFailure::from)
-        };
-        let outcome = started.await;
-        observe_start(pod, container, kind, outcome.as_ref().err().map(|failure| &failure.waiting));
-        outcome
+        self.back_off(pod, status, container)?;
+        metrics::STARTED_CONTAINERS.with_label_values(&[kind]).inc();
+        let volumes = self.image_volumes(pod, container, &sandbox.config).await;
+        let volumes = volumes.inspect_err(|failed| record_failure(pod, container, failed))?;
+        let outcome = self.start_now(pod, status, sandbox, to_start, &volumes).await;
+        count_image_volumes(&volumes, container, outcome.as_ref().err());
+        if let Err(failed) = &outcome {
+            record_failure(pod, container, failed);
+            metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, failed.reason]).inc();
+        }
+        outcome.map_err(StartFailure::from)
     }
 
     /// Fails if a container that has ended has to wait before its next start, longer after each
-    /// end. Else counts the start that follows. Upstream: `doBackOff`.
+    /// end, with an event. Else the start that follows makes the next one wait. Upstream:
+    /// `doBackOff`.
     fn back_off(
         &self,
         pod: &Pod,
@@ -110,10 +114,13 @@ impl Manager {
         if let Some(until) = backoff.until(&key, event, now) {
             let delay = backoff.delay(&key).unwrap_or_default();
             let (name, pod_name, uid) = (&container.name, pod.full_name(), pod.uid());
+            let message =
+                format!("Back-off restarting failed container {name} in pod {pod_name}({uid})");
+            events::warning(pod, Some(name), "BackOff", message);
             let message = format!(
                 "back-off {delay:?} restarting failed container={name} pod={pod_name}({uid})"
             );
-            let waiting = Waiting { reason: CRASH_LOOP_BACK_OFF, message };
+            let waiting = Waiting { reason: "CrashLoopBackOff", message };
             return Err(StartFailure { waiting, retry: until - now });
         }
         backoff.next(&key, event, now);
@@ -127,7 +134,7 @@ impl Manager {
         self.clock.now().duration_since(then)
     }
 
-    /// Creates and starts a container: pulls its images, builds its definition, and runs its
+    /// Creates and starts a container: pulls its image, builds its definition, and runs its
     /// `postStart` hook.
     async fn start_now(
         &self,
@@ -135,8 +142,15 @@ impl Manager {
         status: &PodStatus,
         sandbox: &PodSandbox,
         ToStart { container, target, .. }: ToStart<'_>,
+        volumes: &HashMap<String, api::ImageSpec>,
     ) -> Result<(), Waiting> {
-        let images = self.ensure_images(pod, container, &sandbox.config).await?;
+        let wanted = Wanted {
+            name: container.image.as_deref().unwrap_or_default(),
+            policy: container.image_pull_policy.as_deref(),
+            container: Some(&container.name),
+        };
+        let own = self.images.ensure(pod, wanted, &sandbox.config).await?;
+        let images = ContainerImages { own, volumes: volumes.clone() };
         let count = match status.container(&container.name) {
             Some(last) => last.restart_count + 1,
             None => self.starts_by_logs(pod, container).await,
@@ -190,14 +204,14 @@ impl Manager {
         self.actuated.set_container(&pod.uid(), &container.name, lists).await
     }
 
-    /// Pulls the images of a container, and of its image volumes: the runtime mounts those.
-    /// Upstream: `EnsureImageExists`, `getImageVolumes`, `toKubeContainerImageVolumes`.
-    async fn ensure_images(
+    /// Pulls the images of a container's image volumes, which the runtime mounts, and returns them by
+    /// volume. Upstream: `getImageVolumes`, `toKubeContainerImageVolumes`.
+    async fn image_volumes(
         &self,
         pod: &Arc<Pod>,
         container: &Container,
         config: &api::PodSandboxConfig,
-    ) -> Result<ContainerImages, Waiting> {
+    ) -> Result<HashMap<String, api::ImageSpec>, Waiting> {
         let mut volumes = HashMap::new();
         let is_mounted = |volume: &&core::Volume| {
             container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name)
@@ -216,13 +230,7 @@ impl Manager {
             };
             volumes.insert(volume.name.clone(), spec);
         }
-        let wanted = Wanted {
-            name: container.image.as_deref().unwrap_or_default(),
-            policy: container.image_pull_policy.as_deref(),
-            container: Some(&container.name),
-        };
-        let own = self.images.ensure(pod, wanted, config).await?;
-        Ok(ContainerImages { own, volumes })
+        Ok(volumes)
     }
 
     /// Returns the number of a container's next start by its log files, as the runtime has no
@@ -281,23 +289,10 @@ fn backoff_key(pod: &Pod, container: &Container) -> String {
     format!("{}_{}_{image}_{resources}", pod.uid(), container.name)
 }
 
-/// Counts a start of a container, and records why it has failed. One in back-off has not started:
-/// it only gets its event. Upstream: `SyncPod`'s `start`.
-fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: Option<&Waiting>) {
+/// Records an event that says why a container has not started.
+fn record_failure(pod: &Pod, container: &Container, Waiting { reason, message }: &Waiting) {
     let name = Some(container.name.as_str());
-    if failed.is_none_or(|waiting| waiting.reason != CRASH_LOOP_BACK_OFF) {
-        metrics::STARTED_CONTAINERS.with_label_values(&[kind]).inc();
-        count_image_volumes(pod, container, failed);
-    }
-    let Some(Waiting { reason, message }) = failed else { return };
     match *reason {
-        CRASH_LOOP_BACK_OFF => {
-            let (pod_name, uid) = (pod.full_name(), pod.uid());
-            let of = &container.name;
-            let message =
-                format!("Back-off restarting failed container {of} in pod {pod_name}({uid})");
-            return events::warning(pod, name, "BackOff", message);
-        }
         POST_START_HOOK_ERROR => {
             events::warning(pod, name, "FailedPostStartHook", "PostStartHook failed");
         }
@@ -307,35 +302,99 @@ fn observe_start(pod: &Pod, container: &Container, kind: &'static str, failed: O
         // The failed step of an image has recorded the message in an event of its own.
         reason => events::warning(pod, name, "Failed", format!("Error: {reason}")),
     }
-    metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, *reason]).inc();
 }
 
-/// Counts the image volumes of a container that has to start, and whether the runtime could mount
-/// them. Upstream: `incrementImageVolumeMetrics`.
-fn count_image_volumes(pod: &Pod, container: &Container, failed: Option<&Waiting>) {
+/// Counts the image volumes of a container whose images were there, and whether the runtime could
+/// mount them. As upstream, requests are counted by volume, outcomes by mount, and only what the
+/// runtime says of volumes is a failed mount. Upstream: `incrementImageVolumeMetrics`.
+fn count_image_volumes(
+    volumes: &HashMap<String, api::ImageSpec>,
+    container: &Container,
+    failed: Option<&Waiting>,
+) {
     let is_refused = failed.is_some_and(|waiting| {
         waiting.reason == "CreateContainerError" && waiting.message.contains(IMAGE_VOLUME_FAULT)
     });
-    let images = pod.spec().volumes.iter().flatten().filter(|volume| volume.image.is_some());
-    for volume in images {
-        let mounts = container.volume_mounts.iter().flatten();
-        let mounts = mounts.filter(|mount| mount.name == volume.name).count() as u64;
-        // As upstream: requests are counted by volume, outcomes by mount.
-        if mounts > 0 {
-            metrics::IMAGE_VOLUMES.inc();
-            match is_refused {
-                true => metrics::IMAGE_VOLUME_ERRORS.inc_by(mounts),
-                false => metrics::IMAGE_VOLUMES_MOUNTED.inc_by(mounts),
-            }
-        }
+    let mounts = container.volume_mounts.iter().flatten();
+    let mounts = mounts.filter(|mount| volumes.contains_key(&mount.name)).count() as u64;
+    metrics::IMAGE_VOLUMES.inc_by(volumes.len() as u64);
+    match is_refused {
+        true => metrics::IMAGE_VOLUME_ERRORS.inc_by(mounts),
+        false => metrics::IMAGE_VOLUMES_MOUNTED.inc_by(mounts),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use parking_lot::Mutex;
+    use prost::Message;
     use serde_json::json;
 
     use super::*;
+    use crate::kuberuntime::testing::TestNode;
+
+    #[test]
+    fn image_volumes_are_counted_once_their_images_are_there() {
+        /// A label of this test alone.
+        const KIND: &str = "of_a_test";
+        task::run(1, async {
+            let has_images = Arc::new(AtomicBool::new(false));
+            let fault = Arc::new(Mutex::new(""));
+            let (is_there, refusal) = (has_images.clone(), fault.clone());
+            let node = TestNode::start("image-volumes", move |method| match method {
+                "ImageStatus" if is_there.load(Ordering::SeqCst) => {
+                    let image = Some(api::Image { id: "i".to_owned(), ..Default::default() });
+                    Ok(api::ImageStatusResponse { image, ..Default::default() }.encode_to_vec())
+                }
+                "PullImage" => Err("no registry"),
+                "CreateContainer" => Err(*refusal.lock()),
+                _ => Ok(Vec::new()),
+            });
+            let manager = node.manager(None);
+            let mounts = ["/a", "/b"].map(|path| json!({"name": "v", "mountPath": path}));
+            let pod = json!({
+                "metadata": {"name": "image-volumes", "namespace": "n", "uid": "u"},
+                "spec": {
+                    "containers": [{"name": "c", "image": "i", "volumeMounts": mounts}],
+                    "volumes": [{"name": "v", "image": {"reference": "w"}}],
+                },
+            });
+            let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
+            manager.volumes.set_up(&pod).await.expect("folders");
+            let sandbox =
+                PodSandbox { id: "s".to_owned(), config: Default::default(), ips: Vec::new() };
+            let counts = || {
+                let errors = ["ErrImagePull", "CreateContainerError"].map(|reason| {
+                    metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[KIND, reason]).get()
+                });
+                let volumes = [
+                    &metrics::IMAGE_VOLUMES,
+                    &metrics::IMAGE_VOLUMES_MOUNTED,
+                    &metrics::IMAGE_VOLUME_ERRORS,
+                ];
+                (volumes.map(|counter| counter.get()), errors)
+            };
+            let start = async || {
+                let container = &pod.spec().containers[0];
+                let to_start = ToStart { container, kind: KIND, target: None };
+                let started = manager.start(&pod, &PodStatus::default(), &sandbox, to_start).await;
+                let failure = started.expect_err("a failure");
+                (failure.waiting.reason, counts())
+            };
+            assert!(events::testing::about("image-volumes").is_empty());
+            assert_eq!(start().await, ("ErrImagePull", ([0, 0, 0], [0, 0])));
+            let events = events::testing::about("image-volumes");
+            assert_eq!(events.last().expect("an event"), "Warning Failed Error: ErrImagePull");
+            has_images.store(true, Ordering::SeqCst);
+            *fault.lock() = "ImageVolumeMountFailed: no mount";
+            assert_eq!(start().await, ("CreateContainerError", ([1, 0, 2], [0, 1])));
+            *fault.lock() = "no space";
+            assert_eq!(start().await, ("CreateContainerError", ([2, 2, 2], [0, 2])));
+            assert_eq!(metrics::STARTED_CONTAINERS.with_label_values(&[KIND]).get(), 3);
+        });
+    }
 
     #[test]
     fn another_image_or_other_resources_have_another_back_off() {

@@ -113,7 +113,10 @@ impl Manager {
         })?;
         if actions.create_sandbox {
             let id = self.run_sandbox(pod, &config).await?;
-            let ips = self.sandbox_ips(&id).await?;
+            let ips = self.sandbox_ips(&id).await.inspect_err(|error| {
+                let message = format!("Unable to get pod sandbox status: {}", chain(error));
+                events::warning(pod, None, "FailedPodSandBoxStatus", message);
+            })?;
             return Ok(Some(PodSandbox { id, config, ips }));
         }
         let id = actions.sandbox.clone().filter(|_| !actions.kill_pod);

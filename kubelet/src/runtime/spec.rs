@@ -87,7 +87,7 @@ pub fn sandbox(pod: &Pod, settings: SandboxSettings<'_>) -> api::PodSandboxConfi
 
 /// Returns what all containers together may use: runtimes with virtual machines size them by it.
 /// Upstream: `calculateSandboxResources`.
-pub(crate) fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
+fn sandbox_resources(pod: &Pod) -> api::LinuxContainerResources {
     let of = |resource, is_limit| Some(of_pod(pod, resource, is_limit)).filter(|q| !q.is_zero());
     linux_resources(of("cpu", false), of("cpu", true), of("memory", true))
 }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_lock::MutexGuardArc;
+use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::objects::Timestamp;
 use parking_lot::Mutex;
 use rustix::fs::Stat;
@@ -151,6 +152,22 @@ impl Stats {
         })
     }
 
+    /// Measures the logs of running containers, each at most once a minute. Returns the uid,
+    /// namespace and name of the pod, the name of the container, and the bytes. Blocks.
+    pub fn logs(&self, folders: &Folders, pods: &[Pod], now: Duration) -> Vec<([String; 4], u64)> {
+        let logs_of = |pod: &Pod, container: &core::ContainerStatus| {
+            let (uid, namespace, name) = (pod.uid(), pod.namespace(), pod.name());
+            let labels = [&*uid, namespace, name, &container.name].map(str::to_owned);
+            let folder = folders.pod_logs(pod).join(&container.name);
+            (labels, self.walk(&folder, now, WALK_PERIOD).bytes)
+        };
+        let of_pod = |pod: &Pod| -> Vec<_> {
+            let all = pod.status.iter().flat_map(running);
+            all.map(|(container, _)| logs_of(pod, container)).collect()
+        };
+        pods.iter().flat_map(of_pod).collect()
+    }
+
     /// Measures what the container of a process has written to its own layer, where that is an
     /// overlay's.
     fn rootfs(&self, source: &StatsSource<'_>, process: u32) -> Option<Fs> {
@@ -270,17 +287,9 @@ impl Stats {
     fn pod(&self, source: &StatsSource<'_>, pod: &Pod) -> Option<PodStats> {
         let status = pod.status.as_ref()?;
         let path = (source.cgroup_of)(pod)?;
-        let all = [
-            &status.init_container_statuses,
-            &status.container_statuses,
-            &status.ephemeral_container_statuses,
-        ];
-        let all = all.into_iter().flatten().flatten();
         let mut containers = Vec::new();
         let mut process = None;
-        for container in all {
-            let running = container.state.as_ref().and_then(|state| state.running.as_ref());
-            let Some(running) = running else { continue };
+        for (container, running) in running(status) {
             let Some(full_id) = &container.container_id else { continue };
             let Some((_, id)) = full_id.split_once("://") else { continue };
             let reported = || running.started_at.as_ref().map(|time| time.0.as_microsecond());
@@ -516,6 +525,21 @@ fn interfaces(text: &str) -> Vec<Interface> {
     parsed.filter(|interface| interface.name != "lo").collect()
 }
 
+/// Lists the running containers of a pod, with their states.
+fn running(
+    status: &core::PodStatus,
+) -> impl Iterator<Item = (&core::ContainerStatus, &core::ContainerStateRunning)> {
+    let all = [
+        &status.init_container_statuses,
+        &status.container_statuses,
+        &status.ephemeral_container_statuses,
+    ];
+    all.into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|container| Some((container, container.state.as_ref()?.running.as_ref()?)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -537,6 +561,35 @@ mod tests {
         }
         stats.tidy(seconds(1000));
         assert_eq!(stats.rate("/a", 0, seconds(1000)), None);
+    }
+
+    #[test]
+    fn logs_of_running_containers_are_measured() {
+        let base = std::env::temp_dir().join(format!("kubelet-logsize-{}", std::process::id()));
+        let status = |name: &str, state: serde_json::Value| {
+            serde_json::json!({"name": name, "image": "", "imageID": "", "ready": true,
+                               "restartCount": 0, "state": state})
+        };
+        let pod = serde_json::json!({
+            "metadata": {"name": "p", "namespace": "n", "uid": "u"},
+            "status": {
+                "initContainerStatuses": [status("i", serde_json::json!({"terminated": {"exitCode": 0}}))],
+                "containerStatuses": [status("c", serde_json::json!({"running": {}}))],
+            },
+        });
+        let pod: Pod = serde_json::from_value(pod).expect("a pod");
+        let folders = Folders { root: base.clone(), logs: base.join("logs") };
+        for container in ["i", "c"] {
+            let folder = folders.pod_logs(&pod).join(container);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("0.log"), [b'x'; 5000]).expect("a log");
+        }
+        let stats = Stats::default();
+        let logs = stats.logs(&folders, &[pod], Duration::ZERO);
+        let [(labels, bytes)] = &logs[..] else { panic!("{logs:?}") };
+        assert_eq!(labels.join("/"), "u/n/p/c");
+        assert!(*bytes >= 5000, "{bytes}");
+        fs::remove_dir_all(&base).expect("removed");
     }
 
     #[test]

@@ -3,17 +3,21 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1 as core;
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
 use super::mounts_below::{is_mounted, mount_point};
-use super::{CLOSED, Error, make_all, ownership};
+use super::ownership::{self, Progress};
+use super::{CLOSED, Error, make_all};
 
 /// Mounts the folder of a local volume for a pod, and gives it to the pod's group. What is mounted
 /// already stays as it is. Blocks. `group`: the group, and whether files change only if the folder
-/// itself has another group or mode (`OnRootMismatch`); `pods`: the folder of all pods.
+/// itself has another group or mode (`OnRootMismatch`); `pods`: the folder of all pods. Returns the
+/// folder's group if another pod keeps it from getting the pod's own. `progress` counts files that
+/// get the pod's.
 ///
 /// # Errors
 /// The path is no folder, the volume has mount options, or the folder cannot be mounted or given to
@@ -25,17 +29,18 @@ pub(super) fn mount(
     read_only: bool,
     group: Option<(u32, bool)>,
     pods: &Path,
-) -> Result<(), Error> {
+    progress: &Progress,
+) -> Result<Option<u32>, Error> {
     let from = absolute_path(source)?;
-    let kind = fs::metadata(&from).map_err(Error::at(&from))?.file_type();
-    if !kind.is_dir() {
+    let status = fs::metadata(&from).map_err(Error::at(&from))?;
+    if !status.is_dir() {
         return Err(Error::LocalNotFolder(source.to_owned()));
     }
     if let Some(option) = volume.mount_options.iter().flatten().next() {
         return Err(Error::MountOption(option.clone()));
     }
     if is_mounted(target).map_err(Error::at(target))? {
-        return Ok(());
+        return Ok(None);
     }
     // As upstream, only the first pod that uses the folder changes the group of its files.
     let is_used = is_used(&from, pods).map_err(Error::at(pods))?;
@@ -56,17 +61,19 @@ pub(super) fn mount(
         let _ = fs::remove_dir(target);
         return Err(error);
     }
-    match group {
-        Some((group, only_if_needed)) if !read_only && !is_used => {
-            ownership::apply(target, group, only_if_needed).map_err(|error| {
-                // The next attempt would take a mount for a volume that is set up.
-                let _ = unmount(target, UnmountFlags::NOFOLLOW);
-                let _ = fs::remove_dir(target);
-                Error::at(target)(error)
-            })
-        }
-        _ => Ok(()),
+    let Some((group, only_if_needed)) = group else { return Ok(None) };
+    if is_used {
+        return Ok(Some(status.gid()).filter(|owner| *owner != group));
     }
+    if !read_only {
+        ownership::apply(target, group, only_if_needed, progress).map_err(|error| {
+            // The next attempt would take a mount for a volume that is set up.
+            let _ = unmount(target, UnmountFlags::NOFOLLOW);
+            let _ = fs::remove_dir(target);
+            Error::at(target)(error)
+        })?;
+    }
+    Ok(None)
 }
 
 /// Returns the path of a local volume that containers have as a device. Blocks.
@@ -124,6 +131,39 @@ fn is_mounted_below(table: &str, source: &Path, pods: &Path) -> io::Result<bool>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folder_keeps_the_group_that_it_has_while_another_pod_uses_it() {
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("local volumes: only root mounts");
+        }
+        let base = std::env::temp_dir().join(format!("kubelet-groups-{}", std::process::id()));
+        let (folder, pods) = (base.join("folder"), base.join("pods"));
+        fs::create_dir_all(&folder).expect("a folder");
+        let source = folder.to_str().expect("a path");
+        let (volume, mut targets) = (core::PersistentVolumeSpec::default(), Vec::new());
+        for (pod, group, expected) in [
+            ("a", Some(4242), None),
+            ("a", Some(4343), None),
+            ("b", Some(4242), None),
+            ("c", None, None),
+            ("d", Some(4343), Some(4242)),
+        ] {
+            let target = pods.join(pod);
+            fs::create_dir_all(&target).expect("a folder");
+            let group = group.map(|group| (group, false));
+            let progress = Progress::default();
+            let kept = mount(&volume, source, &target, false, group, &pods, &progress);
+            assert_eq!(kept.expect("mounted"), expected, "{pod} {group:?}");
+            targets.push(target);
+        }
+        assert_eq!(fs::metadata(&folder).expect("a folder").gid(), 4242);
+        targets.dedup();
+        for target in targets {
+            unmount(&target, UnmountFlags::NOFOLLOW).expect("unmounted");
+        }
+        fs::remove_dir_all(base).expect("removed");
+    }
 
     #[test]
     fn the_first_pod_that_mounts_a_folder_is_found_by_the_table() {

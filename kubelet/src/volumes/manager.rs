@@ -195,7 +195,7 @@ impl VolumeManager {
 
     /// One without an API server.
     #[cfg(test)]
-    pub(super) fn for_tests(folders: Folders) -> VolumeManager {
+    pub(crate) fn for_tests(folders: Folders) -> VolumeManager {
         let clock = kube_controller_manager::clock::SystemClock::shared();
         let objects = Objects::new(crate::objects::folder::LocalObjects::default(), clock.clone());
         VolumeManager::new(Parts {
@@ -387,6 +387,11 @@ impl Inner {
             let volume = of_pod.volumes.entry(name.clone()).or_default();
             let failure = match attempt {
                 Attempt::Done(mounted) => {
+                    if volume.mounted.is_none()
+                        && let Some(message) = mapped(&mounted)
+                    {
+                        events::normal(pod, None, "SuccessfulMountVolume", message);
+                    }
                     volume.mounted = Some(mounted);
                     volume.backoff = Backoff::default();
                     continue;
@@ -596,6 +601,17 @@ impl Inner {
     }
 }
 
+/// Returns the message of the event that a volume of blocks is there. `None`: it is one of files.
+/// Upstream has an event of its global folder too, which the volume does not have here.
+fn mapped(mounted: &Mounted) -> Option<String> {
+    let folder = mounted.path.parent().filter(|_| mounted.is_device)?;
+    let name = mounted.persistent.as_deref().unwrap_or_default();
+    Some(format!(
+        "MapVolume.MapPodDevice succeeded for volume {name:?} volumeMapPath {:?}",
+        folder.display().to_string()
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
@@ -628,6 +644,31 @@ mod tests {
             group: None,
             persistent: None,
         }
+    }
+
+    #[test]
+    fn volumes_of_blocks_have_an_event_once() {
+        let manager = manager();
+        let mut pod = Arc::unwrap_or_clone(pod());
+        pod.metadata.name = Some("mapped".to_owned());
+        let pod = Arc::new(pod);
+        let record = |name: &str, mounted| {
+            let attempts = vec![(name.to_owned(), Attempt::Done(mounted))];
+            assert_eq!(manager.0.record_attempts(&pod, attempts), None);
+        };
+        assert!(events::testing::about("mapped").is_empty());
+        let device = Mounted {
+            path: PathBuf::from("/pods/u/volumeDevices/kubernetes.io~csi/pv"),
+            is_device: true,
+            persistent: Some("pv".to_owned()),
+            ..mounted()
+        };
+        record("files", mounted());
+        record("blocks", device.clone());
+        record("blocks", device);
+        let expected = "Normal SuccessfulMountVolume MapVolume.MapPodDevice succeeded for volume \
+                        \"pv\" volumeMapPath \"/pods/u/volumeDevices/kubernetes.io~csi\"";
+        assert_eq!(events::testing::about("mapped"), [expected]);
     }
 
     #[test]

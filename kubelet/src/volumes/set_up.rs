@@ -12,6 +12,7 @@ use super::claim::{self, Bound};
 use super::csi::{self, CsiVolume};
 use super::manager::{Inner, Mounted};
 use super::nfs::Export;
+use super::ownership::Progress;
 use super::{Error, Folders, expand, fs_group, local, nfs, plain};
 use crate::causes::chain;
 use crate::events;
@@ -230,7 +231,10 @@ impl Inner {
         let held = self.locks.lock(&lock_name(&pod.uid(), name)).await;
         // One pod at a time: the first one sets the owner.
         let of_all = self.locks.lock(&format!("local/{}", bound.name())).await;
-        let (folders, pod) = (self.folders.clone(), pod.clone());
+        let (folders, of) = (self.folders.clone(), pod.clone());
+        let target = folders.volume(&pod.uid(), "local-volume", bound.name());
+        let progress = Progress::default();
+        let counted = progress.clone();
         let spec = bound.spec();
         let plugin = match (&spec.local, &spec.host_path) {
             (Some(_), _) => plain::LOCAL_PLUGIN,
@@ -240,8 +244,9 @@ impl Inner {
         let operation = if bound.is_block() { "map_volume" } else { "volume_mount" };
         let set_up = task::blocking(move || {
             let _held = (held, of_all);
-            set_up_local(&folders, &pod, &bound)
+            set_up_local(&folders, &of, &bound, &counted)
         });
+        let set_up = self.with_progress(pod, &target, &progress, set_up);
         let set_up = match is_first {
             true => self.counted(plugin, operation, set_up).await,
             false => set_up.await,
@@ -300,7 +305,12 @@ impl Inner {
 }
 
 /// Makes a folder or a device of this machine usable for a pod. Blocks.
-fn set_up_local(folders: &Folders, pod: &Pod, bound: &Bound) -> Result<Mounted, Error> {
+fn set_up_local(
+    folders: &Folders,
+    pod: &Pod,
+    bound: &Bound,
+    progress: &Progress,
+) -> Result<Mounted, Error> {
     let (spec, name, uid) = (bound.spec(), bound.name(), pod.uid());
     let set_up =
         if bound.is_block() { "MapVolume.SetUpDevice failed" } else { "MountVolume.SetUp failed" };
@@ -321,10 +331,18 @@ fn set_up_local(folders: &Folders, pod: &Pod, bound: &Bound) -> Result<Mounted, 
             let target = folders.volume(&uid, "local-volume", name);
             let security = pod.spec().security_context.as_ref();
             let policy = security.and_then(|s| s.fs_group_change_policy.as_deref());
-            let group = fs_group(pod).map(|group| (group, policy == Some("OnRootMismatch")));
+            let own = fs_group(pod);
+            let group = own.map(|group| (group, policy == Some("OnRootMismatch")));
             let pods = folders.pods();
-            local::mount(&spec, &source.path, &target, bound.read_only, group, &pods)
-                .map_err(in_step)?;
+            let kept =
+                local::mount(&spec, &source.path, &target, bound.read_only, group, &pods, progress);
+            if let (Some(owner), Some(own)) = (kept.map_err(in_step)?, own) {
+                let message = format!(
+                    "The requested fsGroup is {own}, but the volume {name} has GID {owner}. The \
+                     volume may not be shareable."
+                );
+                events::warning(pod, None, "AlreadyMountedVolume", message);
+            }
             Ok(mounted(target))
         }
         (None, Some(source)) if !bound.is_block() => {

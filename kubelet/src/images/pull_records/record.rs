@@ -7,6 +7,7 @@ use kube_controller_manager::objects::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::super::credentials::{Coordinates, Credentials, Source};
+use super::folder::Content;
 
 /// A record with this many Secrets gets no further ones from checks, only from pulls.
 /// Upstream: `writeRecordWhileMatchingLimit`.
@@ -37,6 +38,23 @@ pub struct ImagePullIntent {
     pub image: String,
 }
 
+impl ImagePullIntent {
+    pub fn new(image: &str) -> ImagePullIntent {
+        let (kind, api_version) = (Kind::ImagePullIntent, Version::V1beta1);
+        ImagePullIntent { kind, api_version, image: image.to_owned() }
+    }
+}
+
+impl Content for ImagePullIntent {
+    fn image(&self) -> &str {
+        &self.image
+    }
+
+    fn version(&mut self) -> &mut Version {
+        &mut self.api_version
+    }
+}
+
 /// The kubelet has pulled an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -50,6 +68,29 @@ pub struct ImagePulledRecord {
     /// By the image as pods state it, without tag and digest.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub credential_mapping: BTreeMap<String, ImagePullCredentials>,
+}
+
+impl ImagePulledRecord {
+    /// Returns the record of an image that no credentials are known to have pulled.
+    pub fn new(image_ref: &str) -> ImagePulledRecord {
+        ImagePulledRecord {
+            kind: Kind::ImagePulledRecord,
+            api_version: Version::V1beta1,
+            last_updated_time: Timestamp::default(),
+            image_ref: image_ref.to_owned(),
+            credential_mapping: BTreeMap::new(),
+        }
+    }
+}
+
+impl Content for ImagePulledRecord {
+    fn image(&self) -> &str {
+        &self.image_ref
+    }
+
+    fn version(&mut self) -> &mut Version {
+        &mut self.api_version
+    }
 }
 
 /// The credentials that have pulled an image. Where there are none, those of the next pod are

@@ -56,7 +56,7 @@ impl Kubelet {
         if let Some(pod) = self.store.pod(&uid) {
             self.store.notify(&pod);
         }
-        self.forget_ended();
+        self.forget_ended().await;
         if let Some(name) = full_name {
             self.store.notify_mirror(name);
         }

@@ -24,7 +24,8 @@ pub(super) use self::volume::{CsiVolume, Handle};
 use self::volume::{plugin, string_map};
 use super::claim::Bound;
 use super::manager::{Inner, Mounted, Server};
-use super::{CLOSED, Error, fs_group, loop_device, make_all, ownership};
+use super::ownership::{self, Progress};
+use super::{CLOSED, Error, fs_group, loop_device, make_all};
 use crate::csi::{
     Capabilities, CsiDriver, Driver, Lifecycle, Publish, VolumeData, attachment_name, unique_name,
 };
@@ -342,7 +343,11 @@ impl Inner {
             let policy = security.and_then(|s| s.fs_group_change_policy.as_deref());
             let only_if_needed = policy == Some("OnRootMismatch");
             let of = path.clone();
-            let applied = task::blocking(move || ownership::apply(&of, group, only_if_needed));
+            let progress = Progress::default();
+            let counted = progress.clone();
+            let applied =
+                task::blocking(move || ownership::apply(&of, group, only_if_needed, &counted));
+            let applied = self.with_progress(pod, &path, &progress, applied);
             let volume = volume.handle.clone();
             applied.await.map_err(|source| Error::Ownership { volume, source })?;
         }
