@@ -82,8 +82,8 @@ impl Kubelet {
     /// # Errors
     /// Cgroups cannot be read here, or the runtime does not answer.
     pub async fn cadvisor_metrics(self: &Arc<Self>) -> Result<String, Error> {
-        let images = self.manager.images.usage().await.map_err(Error::Images)?;
-        let sandboxes = self.sandboxes().await?;
+        let (images, sandboxes) = zip(self.manager.images.usage(), self.sandboxes()).await;
+        let (images, sandboxes) = (images.map_err(Error::Images)?, sandboxes?);
         let write =
             move |_: &Stats, source: &StatsSource<'_>| stats::cadvisor_metrics(source, &sandboxes);
         self.measure(false, Some(images), write).await
