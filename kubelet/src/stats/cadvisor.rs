@@ -300,7 +300,6 @@ impl Page {
             };
         }
     }
-
 }
 
 /// Renders the families that have series on any of the pages, in the order of the alphabet.
