@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use super::usage::{field, number};
+use super::usage::{field, number, text};
 use super::{Hierarchy, UNBOUNDED};
 
 /// Readings of a cgroup; `None`: its file is absent.
@@ -114,7 +114,7 @@ struct Files<'a> {
 
 impl Files<'_> {
     fn text(&self, controller: &str, file: &str) -> Option<String> {
-        fs::read_to_string(self.hierarchy.folder(controller, self.path)?.join(file)).ok()
+        text(self.hierarchy, controller, self.path, file)
     }
 
     fn number(&self, controller: &str, file: &str) -> Option<u64> {

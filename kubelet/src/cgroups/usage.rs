@@ -1,6 +1,7 @@
 //! What a cgroup uses, read from its files. Upstream: `cadvisor`, `stats.containerStats`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 use super::Hierarchy;
@@ -8,6 +9,8 @@ use crate::node::huge_pages::PageSize;
 
 /// Larger limits mean that there is no limit. Upstream: `maxMemorySize`.
 const NO_LIMIT: u64 = 1 << 62;
+/// The most bytes of a file of a cgroup that are read.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// The usage of a cgroup with those below it. `None`: the file is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,9 +44,7 @@ impl Memory {
 
 /// Reads the usage of the cgroup at a path below the mounts. Blocks for a moment.
 pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
-    let file = |controller: &str, name: &str| {
-        fs::read_to_string(hierarchy.folder(controller, path)?.join(name)).ok()
-    };
+    let file = |controller: &str, name: &str| text(hierarchy, controller, path, name);
     let is_v2 = hierarchy.is_v2();
     let cpu_nanos = match is_v2 {
         true => file("cpu", "cpu.stat").and_then(|text| Some(field(&text, "usage_usec")? * 1000)),
@@ -110,9 +111,7 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
 
 /// Returns a process of a cgroup.
 pub fn first_process(hierarchy: &Hierarchy, path: &str) -> Option<u32> {
-    let folder = hierarchy.folder("cpu", path)?;
-    let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
-    processes.lines().next()?.parse().ok()
+    text(hierarchy, "cpu", path, "cgroup.procs")?.lines().next()?.parse().ok()
 }
 
 /// Computes the memory of a cgroup from its usage, its limit and the content of `memory.stat`,
@@ -140,6 +139,20 @@ pub fn processes(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     }
     let folder = hierarchy.folder("pids", path).or_else(|| hierarchy.folder("cpu", path))?;
     folder.is_dir().then(|| below(&folder))
+}
+
+/// Reads a file of a cgroup; `None`: it is absent, or cannot be read. Asks for no length, as
+/// `fs::read_to_string` does: the kernel writes the text when it is read.
+pub(super) fn text(
+    hierarchy: &Hierarchy,
+    controller: &str,
+    path: &str,
+    name: &str,
+) -> Option<String> {
+    let file = File::open(hierarchy.folder(controller, path)?.join(name)).ok()?;
+    let mut text = String::with_capacity(4096);
+    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 pub(super) fn number(text: &str) -> Option<u64> {

@@ -137,7 +137,10 @@ impl Kubelet {
         let kubelet = self.clone();
         task::blocking(move || {
             let Manager { node, folders, cgroups, clock, .. } = &kubelet.manager;
-            let hierarchy = Hierarchy::detect().map_err(Error::Cgroups)?;
+            let hierarchy = match cgroups {
+                Some(cgroups) => cgroups.hierarchy().clone(),
+                None => Hierarchy::detect().map_err(Error::Cgroups)?,
+            };
             let root = node.cgroup_root.trim_end_matches('/');
             // Without cgroups of classes, a pod's is below the root, or the runtime's own choice.
             let cgroup_of = |pod: &Pod| match cgroups {

@@ -7,7 +7,8 @@ mod summary;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CStr;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
 use std::panic::resume_unwind;
@@ -155,8 +156,10 @@ impl Stats {
     /// Measures what the container of a process has written to its own layer, where that is an
     /// overlay's.
     fn rootfs(&self, source: &StatsSource<'_>, process: u32) -> Option<Fs> {
-        let mounts = fs::read_to_string(format!("/proc/{process}/mountinfo")).ok()?;
-        self.measure_folder(source, Path::new(upper_folder(&mounts)?), WALK_PERIOD)
+        let mounts = File::open(format!("/proc/{process}/mountinfo")).ok()?;
+        // The kernel writes a line when it is asked for, and that of the root is the first one.
+        let mounts = BufReader::with_capacity(1 << 10, mounts).lines().map_while(Result::ok);
+        self.measure_folder(source, &upper_folder(mounts)?, WALK_PERIOD)
     }
 
     /// Converts the usage of the cgroup at `path` to the form of the summary, with the rate of CPU
@@ -494,12 +497,16 @@ pub fn processes() -> Option<(i64, i64)> {
     Some((all.parse().ok()?, max_pids()?))
 }
 
-/// Returns the folder in which an overlay at the root keeps what is written. `mounts`: those of a
-/// process.
-fn upper_folder(mounts: &str) -> Option<&str> {
-    let mut overlays = mounts.lines().filter_map(|line| line.split_once(" - overlay "));
-    let (_, back) = overlays.find(|(front, _)| front.split(' ').nth(4) == Some("/"))?;
-    back.rsplit(' ').next()?.split(',').find_map(|option| option.strip_prefix("upperdir="))
+/// Returns the folder in which an overlay at the root keeps what is written; `None`: the root is no
+/// overlay. `mounts`: the lines of a process's `mountinfo`.
+fn upper_folder(mut mounts: impl Iterator<Item = String>) -> Option<PathBuf> {
+    mounts.find_map(|line| {
+        let (front, back) = line.split_once(" - overlay ")?;
+        let mut options = back.rsplit(' ').next()?.split(',');
+        let is_root = front.split(' ').nth(4) == Some("/");
+        let folder = options.find_map(|option| option.strip_prefix("upperdir="))?;
+        is_root.then(|| folder.into())
+    })
 }
 
 /// Returns the network of a process, or of this one. Its default interface is `eth0`, or else the
@@ -679,11 +686,12 @@ mod tests {
     #[test]
     fn what_a_container_writes_is_in_the_upper_folder_of_its_root() {
         let overlay = "30 1 0:40 / / rw,relatime - overlay overlay \
-                       rw,lowerdir=/l,upperdir=/c/1/fs,workdir=/c/1/work\n";
-        let other = "31 30 0:41 / /v rw - overlay overlay rw,lowerdir=/l,upperdir=/other\n";
-        assert_eq!(upper_folder(&[other, overlay].concat()), Some("/c/1/fs"));
-        assert_eq!(upper_folder(other), None);
-        assert_eq!(upper_folder("30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"), None);
+                       rw,lowerdir=/l,upperdir=/c/1/fs,workdir=/c/1/work";
+        let other = "31 30 0:41 / /v rw - overlay overlay rw,lowerdir=/l,upperdir=/other";
+        let found = |lines: &[&str]| upper_folder(lines.iter().map(|line| (*line).to_owned()));
+        assert_eq!(found(&[other, overlay]), Some("/c/1/fs".into()));
+        assert_eq!(found(&[other]), None);
+        assert_eq!(found(&["30 1 8:1 / / rw - ext4 /dev/sda1 rw"]), None);
     }
 
     #[test]
