@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 
-use super::usage::{field, number};
+use super::usage::{field, number, text};
 use super::{Hierarchy, UNBOUNDED};
 
 /// Readings of a cgroup; `None`: its file is absent.
@@ -82,6 +82,7 @@ pub struct Io {
 /// The processes of one cgroup, and what they have open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Processes {
+    pub first: Option<u32>,
     pub count: u64,
     pub descriptors: u64,
     pub sockets: u64,
@@ -113,7 +114,7 @@ struct Files<'a> {
 
 impl Files<'_> {
     fn text(&self, controller: &str, file: &str) -> Option<String> {
-        fs::read_to_string(self.hierarchy.folder(controller, self.path)?.join(file)).ok()
+        text(self.hierarchy, controller, self.path, file)
     }
 
     fn number(&self, controller: &str, file: &str) -> Option<u64> {
@@ -138,10 +139,11 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Details {
     details
 }
 
-/// Counts the processes with these numbers, one a line, and what they have open. Upstream:
-/// `processStatsFromProcs`.
+/// Counts the processes with these numbers, one a line, and what they have open; `first` is `None`
+/// without processes. Upstream: `processStatsFromProcs`.
 fn processes(numbers: &str) -> Processes {
-    let mut counts = Processes::default();
+    let first = numbers.lines().next().and_then(|process| process.parse().ok());
+    let mut counts = Processes { first, ..Processes::default() };
     for process in numbers.lines() {
         counts.count += 1;
         // One that has ended meanwhile has nothing open.
@@ -488,7 +490,7 @@ mod tests {
     fn open_files_of_processes_are_counted_and_their_limit_is_read() {
         let (_one, _two) = std::os::unix::net::UnixStream::pair().expect("sockets");
         let own = processes(&format!("{}\n4194305\n", std::process::id()));
-        assert_eq!(own.count, 2, "one has ended");
+        assert_eq!((own.first, own.count), (Some(std::process::id()), 2), "one has ended");
         assert!(own.sockets >= 2 && own.descriptors >= own.sockets, "{own:?}");
         assert!(open_file_limit(std::process::id()).is_some());
         for (limits, expected) in [

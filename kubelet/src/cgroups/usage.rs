@@ -1,6 +1,7 @@
 //! What a cgroup uses, read from its files. Upstream: `cadvisor`, `stats.containerStats`.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 
 use super::Hierarchy;
@@ -8,6 +9,8 @@ use crate::node::huge_pages::PageSize;
 
 /// Larger limits mean that there is no limit. Upstream: `maxMemorySize`.
 const NO_LIMIT: u64 = 1 << 62;
+/// The most bytes of a file of a cgroup that are read.
+const MAX_BYTES: u64 = 16 << 20;
 
 /// The usage of a cgroup with those below it. `None`: the file is absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -18,7 +21,6 @@ pub struct Usage {
     /// Bytes.
     pub swap: Option<u64>,
     pub swap_available: Option<u64>,
-    pub processes: Option<u64>,
 }
 
 /// Bytes of memory, and faults of pages.
@@ -42,9 +44,7 @@ impl Memory {
 
 /// Reads the usage of the cgroup at a path below the mounts. Blocks for a moment.
 pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
-    let file = |controller: &str, name: &str| {
-        fs::read_to_string(hierarchy.folder(controller, path)?.join(name)).ok()
-    };
+    let file = |controller: &str, name: &str| text(hierarchy, controller, path, name);
     let is_v2 = hierarchy.is_v2();
     let cpu_nanos = match is_v2 {
         true => file("cpu", "cpu.stat").and_then(|text| Some(field(&text, "usage_usec")? * 1000)),
@@ -55,20 +55,17 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Usage {
         false => ("memory.usage_in_bytes", "memory.limit_in_bytes"),
     };
     let stat = file("memory", "memory.stat");
-    let swap = match is_v2 {
-        true => file("memory", "memory.swap.current").as_deref().and_then(number),
-        false => stat.as_deref().and_then(|stat| field(stat, "total_swap")),
+    let memory_number = |name: &str| file("memory", name).as_deref().and_then(number);
+    let (swap, swap_max) = match is_v2 {
+        true => (memory_number("memory.swap.current"), memory_number("memory.swap.max")),
+        false => (stat.as_deref().and_then(|stat| field(stat, "total_swap")), None),
     };
-    let swap_max = file("memory", "memory.swap.max").as_deref().and_then(number);
     let swap_available = swap_max.zip(swap).map(|(max, swap)| max.saturating_sub(swap));
     let memory = stat.and_then(|stat| {
         // The root of version 2 has no usage of its own.
-        let usage = file("memory", usage).as_deref().and_then(number)?;
-        let limit = file("memory", limit).as_deref().and_then(number);
-        Some(memory(usage, limit, &stat, is_v2))
+        Some(memory(memory_number(usage)?, memory_number(limit), &stat, is_v2))
     });
-    let processes = count(hierarchy, path);
-    Usage { cpu_nanos, memory, swap, swap_available, processes }
+    Usage { cpu_nanos, memory, swap, swap_available }
 }
 
 /// Returns the memory of the machine, which has `memory_bytes`; its limit leaves out what is set
@@ -115,9 +112,7 @@ fn kib(meminfo: &str, name: &str) -> Option<u64> {
 
 /// Returns a process of a cgroup; `None`: it has no process, or does not exist.
 pub fn first_process(hierarchy: &Hierarchy, path: &str) -> Option<u32> {
-    let folder = hierarchy.folder("cpu", path)?;
-    let processes = fs::read_to_string(folder.join("cgroup.procs")).ok()?;
-    processes.lines().next()?.parse().ok()
+    text(hierarchy, "cpu", path, "cgroup.procs")?.lines().next()?.parse().ok()
 }
 
 /// Computes the memory of a cgroup from its usage, its limit and the content of `memory.stat`,
@@ -134,8 +129,9 @@ fn memory(usage: u64, limit: Option<u64>, stat: &str, is_v2: bool) -> Memory {
     }
 }
 
-/// Counts the processes of a cgroup with those below it; `None`: there is no such cgroup.
-pub(super) fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
+/// Counts the processes of a cgroup with those below it; `None`: there is no such cgroup. Blocks for
+/// a moment.
+pub fn processes(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     fn below(folder: &Path) -> u64 {
         let own = fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -144,6 +140,20 @@ pub(super) fn count(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     }
     let folder = hierarchy.folder("pids", path).or_else(|| hierarchy.folder("cpu", path))?;
     folder.is_dir().then(|| below(&folder))
+}
+
+/// Reads a file of a cgroup; `None`: it is absent, or cannot be read. Asks for no length, as
+/// `fs::read_to_string` does: the kernel writes the text when it is read.
+pub(super) fn text(
+    hierarchy: &Hierarchy,
+    controller: &str,
+    path: &str,
+    name: &str,
+) -> Option<String> {
+    let file = File::open(hierarchy.folder(controller, path)?.join(name)).ok()?;
+    let mut text = String::with_capacity(4096);
+    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    Some(text)
 }
 
 pub(super) fn number(text: &str) -> Option<u64> {
@@ -192,7 +202,7 @@ mod tests {
         };
         let usage = read(&v1, "/a");
         assert_eq!(usage.cpu_nanos, Some(123_456));
-        assert_eq!((usage.memory, usage.processes), (Some(expected), Some(3)));
+        assert_eq!((usage.memory, processes(&v1, "/a")), (Some(expected), Some(3)));
         assert_eq!(expected.available(), None);
         let usage = read(&v2, "/a");
         let meminfo = "MemTotal: 4 kB\nMemFree: 1 kB\nSwapTotal: 3 kB\nSwapFree: 2 kB\n";
@@ -204,9 +214,9 @@ mod tests {
         assert_eq!(swap_of_machine(""), (None, None));
         let expected = Memory { working_set: 0, limit: Some(5000), ..expected };
         assert_eq!(usage.cpu_nanos, Some(123_000));
-        assert_eq!((usage.memory, usage.processes), (Some(expected), Some(0)));
+        assert_eq!((usage.memory, processes(&v2, "/a")), (Some(expected), Some(0)));
         assert_eq!(expected.available(), Some(5000));
-        assert_eq!(read(&v2, "/b"), Usage::default());
+        assert_eq!((read(&v2, "/b"), processes(&v2, "/b")), (Usage::default(), None));
         fs::remove_dir_all(&base).expect("removed");
     }
 

@@ -92,8 +92,8 @@ impl Kubelet {
     /// # Errors
     /// Cgroups cannot be read here, or the runtime does not answer.
     pub async fn cadvisor_metrics(self: &Arc<Self>) -> Result<String, Error> {
-        let images = self.manager.images.usage().await.map_err(Error::Images)?;
-        let sandboxes = self.sandboxes().await?;
+        let (images, sandboxes) = zip(self.manager.images.usage(), self.sandboxes()).await;
+        let (images, sandboxes) = (images.map_err(Error::Images)?, sandboxes?);
         let write =
             move |_: &Stats, source: &StatsSource<'_>| stats::cadvisor_metrics(source, &sandboxes);
         self.measure(false, Some(images), write).await
@@ -147,7 +147,10 @@ impl Kubelet {
         let kubelet = self.clone();
         task::blocking(move || {
             let Manager { node, folders, cgroups, clock, .. } = &kubelet.manager;
-            let hierarchy = Hierarchy::detect().map_err(Error::Cgroups)?;
+            let hierarchy = match cgroups {
+                Some(cgroups) => cgroups.hierarchy().clone(),
+                None => Hierarchy::detect().map_err(Error::Cgroups)?,
+            };
             let root = node.cgroup_root.trim_end_matches('/');
             // Without cgroups of classes, a pod's is below the root, or the runtime's own choice.
             let cgroup_of = |pod: &Pod| match cgroups {

@@ -1,17 +1,22 @@
 //! Copies bytes between two connections, both ways at once, in bounded memory.
 
+use std::future::poll_fn;
 use std::io;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use event_listener::Event;
 use futures_lite::future::{try_zip, yield_now};
 use futures_lite::io::split;
-use futures_lite::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, FutureExt};
+use futures_lite::{AsyncRead, AsyncWrite, AsyncWriteExt, FutureExt};
 use kube_controller_manager::clock::SharedClock;
 use parking_lot::Mutex;
 
 /// Bytes of each direction that are held.
-const BUFFER: usize = 32 << 10;
+const BUFFER: usize = 64 << 10;
+/// Reads that are sent on together: TLS gives a record at a time, of 16 KiB at most.
+const READS: usize = 8;
 /// How long the second direction may be silent once the first one has ended.
 const LINGER: Duration = Duration::from_secs(10);
 
@@ -58,12 +63,8 @@ where
 {
     let mut buffer = vec![0; BUFFER];
     loop {
-        let length = from.read(&mut buffer).await?;
+        let (length, end) = read_part(&mut from, &mut buffer).await;
         activity.note_byte();
-        if length == 0 {
-            activity.end_direction();
-            return to.close().await;
-        }
         let mut rest = &buffer[..length];
         while !rest.is_empty() {
             let written = to.write(rest).await?;
@@ -75,9 +76,40 @@ where
         }
         // TLS may hold the end of it.
         to.flush().await?;
+        if let Some(end) = end {
+            end?;
+            activity.end_direction();
+            return to.close().await;
+        }
         // Sockets that are always ready would hold the thread.
         yield_now().await;
     }
+}
+
+/// Reads what has come, by `READS` reads at most, as long as `buffer` has room; waits for the first
+/// byte. Returns the number of bytes, and the end of the side or its error, if that follows them;
+/// else `None`.
+async fn read_part<R: AsyncRead + Unpin>(
+    from: &mut R,
+    buffer: &mut [u8],
+) -> (usize, Option<io::Result<()>>) {
+    let mut length = 0;
+    poll_fn(|cx| {
+        for _ in 0..READS {
+            if length == buffer.len() {
+                break;
+            }
+            match Pin::new(&mut *from).poll_read(cx, &mut buffer[length..]) {
+                Poll::Ready(Ok(0)) => return Poll::Ready((length, Some(Ok(())))),
+                Poll::Ready(Ok(read)) => length += read,
+                Poll::Ready(Err(error)) => return Poll::Ready((length, Some(Err(error)))),
+                Poll::Pending if length == 0 => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        Poll::Ready((length, None))
+    })
+    .await
 }
 
 /// How long ago a byte came through, for the limit of silence.
@@ -118,11 +150,11 @@ impl Activity<'_> {
 #[cfg(test)]
 mod tests {
     use std::net::{Shutdown, TcpListener, TcpStream};
-    use std::pin::Pin;
     use std::sync::Arc;
-    use std::task::{Context, Poll};
+    use std::task::Context;
 
     use async_io::Async;
+    use futures_lite::AsyncReadExt;
     use futures_lite::future::{block_on, poll_once, zip};
     use kube_controller_manager::clock::{FakeClock, SystemClock};
     use kube_controller_manager::objects::Timestamp;
@@ -178,6 +210,37 @@ mod tests {
         fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
             Poll::Ready(Ok(()))
         }
+    }
+
+    /// Gives parts of these lengths, from the last to the first. `None`: a pause.
+    struct Parts(Vec<Option<io::Result<usize>>>);
+
+    impl AsyncRead for Parts {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            _: &mut [u8],
+        ) -> Poll<io::Result<usize>> {
+            self.0.pop().flatten().map_or(Poll::Pending, Poll::Ready)
+        }
+    }
+
+    #[test]
+    fn what_has_come_is_read_together() {
+        let reset = || Some(Err(io::ErrorKind::ConnectionReset.into()));
+        for (parts, length, end) in [
+            (vec![None, Some(Ok(4)), Some(Ok(3))], 7, "None"),
+            (vec![Some(Ok(1)), Some(Ok(50)), Some(Ok(50))], 100, "None"),
+            (vec![Some(Ok(0)), Some(Ok(3))], 3, "Some(Ok(()))"),
+            (vec![reset(), Some(Ok(3))], 3, "Some(Err(Kind(ConnectionReset)))"),
+            (vec![Some(Ok(0))], 0, "Some(Ok(()))"),
+            ((0..50).map(|_| Some(Ok(1))).collect(), READS, "None"),
+        ] {
+            let mut parts = Parts(parts);
+            let read = block_on(read_part(&mut parts, &mut [0; 100]));
+            assert_eq!((read.0, format!("{:?}", read.1)), (length, end.to_owned()));
+        }
+        assert!(block_on(poll_once(read_part(&mut Parts(vec![None]), &mut [0]))).is_none());
     }
 
     #[test]

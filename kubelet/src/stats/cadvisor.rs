@@ -10,9 +10,9 @@ use std::path::Path;
 
 use kube_controller_manager::objects::Timestamp;
 
-use super::{Fs, Interface, StatsSource, disk, interfaces_of};
+use super::{Fs, Interface, StatsSource, disk, in_halves, interfaces_of};
 use crate::cgroups::details::{self, Details, Io, Pressure};
-use crate::cgroups::usage::{self, swap_of_machine};
+use crate::cgroups::usage::swap_of_machine;
 use crate::pod::{Pod, PodExt, Uid};
 
 /// The families with their kinds and help texts, in the order of the alphabet.
@@ -236,6 +236,19 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
+    /// Returns a cgroup that belongs to no container or pod.
+    fn of_cgroup(source: &StatsSource<'_>, path: &str) -> Self {
+        Subject {
+            id: path.to_owned(),
+            name: "",
+            image: "",
+            pod: "",
+            namespace: "",
+            container: "",
+            started_seconds: made_at(source, path),
+        }
+    }
+
     /// Returns the labels of the series of this cgroup.
     fn labels(&self) -> String {
         let Subject { id, name, image, pod, namespace, container, .. } = self;
@@ -287,17 +300,20 @@ impl Page {
             };
         }
     }
+}
 
-    /// Renders the families that have series, in the order of the alphabet.
-    fn text(self) -> String {
-        let mut text = String::new();
-        for ((name, kind, help), lines) in FAMILIES.iter().zip(self.lines) {
-            if !lines.is_empty() {
-                let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
-            }
+/// Renders the families that have series on any of the pages, in the order of the alphabet.
+fn text(pages: &[Page]) -> String {
+    let mut text = String::new();
+    for (at, (name, kind, help)) in FAMILIES.iter().enumerate() {
+        let lines = || pages.iter().filter_map(|page| page.lines.get(at));
+        if lines().any(|lines| !lines.is_empty()) {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            lines().for_each(|lines| text.push_str(lines));
         }
-        text
     }
+    text
 }
 
 /// The sandbox of a pod.
@@ -310,49 +326,61 @@ pub struct Sandbox {
 /// Measures the node, the cgroups of pods, and those of their containers and sandboxes.
 /// `sandboxes`: the newest sandbox of each pod. Pods without a cgroup are left out. Blocks.
 pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Sandbox>) -> String {
+    let devices = Devices::default();
+    let of_node = node_page(source, &devices);
+    let [one, other] = in_halves(source.pods, |pods| {
+        let mut page = Page::new(source.now);
+        for pod in pods {
+            add_pod(&mut page, source, pod, sandboxes.get(&pod.uid()), &devices);
+        }
+        page
+    });
+    text(&[of_node, one, other])
+}
+
+/// Measures the machine, its cgroup, and those of many pods or of the node's programs.
+fn node_page(source: &StatsSource<'_>, devices: &Devices) -> Page {
     let mut page = Page::new(source.now);
     add_machine(&mut page, source);
-    let devices = Devices::default();
-    let of_cgroup = |path: &str| Subject {
-        id: path.to_owned(),
-        name: "",
-        image: "",
-        pod: "",
-        namespace: "",
-        container: "",
-        started_seconds: made_at(source, path),
-    };
-    let root = of_cgroup("/");
-    let labels = add_cgroup(&mut page, source, &root, &devices);
+    let (labels, _) = add_cgroup(&mut page, source, &Subject::of_cgroup(source, "/"), devices);
     add_network(&mut page, &labels, None);
     for (device, disk) in node_disks(source) {
         add_disk(&mut page, &format!("{labels},device={device:?}"), &disk);
     }
     for path in cgroups_of_many(source) {
-        add_cgroup(&mut page, source, &of_cgroup(path), &devices);
-    }
-    for pod in source.pods {
-        let Some(path) = (source.cgroup_of)(pod) else { continue };
-        if !source.hierarchy.folder("memory", &path).is_some_and(|folder| folder.is_dir()) {
-            continue;
-        }
-        let of_pod = Subject { pod: pod.name(), namespace: pod.namespace(), ..of_cgroup(&path) };
-        add_cgroup(&mut page, source, &of_pod, &devices);
-        for container in containers(source, pod, &path) {
-            add_cgroup(&mut page, source, &container, &devices);
-        }
-        if let Some(Sandbox { id, image }) = sandboxes.get(&pod.uid()) {
-            let below = source.hierarchy.container_below(&path, id);
-            let sandbox = Subject { name: id, image, id: below.clone(), ..of_pod };
-            let sandbox = Subject { started_seconds: made_at(source, &below), ..sandbox };
-            let labels = add_cgroup(&mut page, source, &sandbox, &devices);
-            if let Some(process) = usage::first_process(source.hierarchy, &below) {
-                add_network(&mut page, &labels, Some(process));
-            }
-        }
+        add_cgroup(&mut page, source, &Subject::of_cgroup(source, path), devices);
     }
     page.add("container_scrape_error", "", 0.0);
-    page.text()
+    page
+}
+
+/// Adds the series of a pod, its containers and its sandbox; nothing for a pod without a cgroup.
+fn add_pod(
+    page: &mut Page,
+    source: &StatsSource<'_>,
+    pod: &Pod,
+    sandbox: Option<&Sandbox>,
+    devices: &Devices,
+) {
+    let Some(path) = (source.cgroup_of)(pod) else { return };
+    if !source.hierarchy.folder("memory", &path).is_some_and(|folder| folder.is_dir()) {
+        return;
+    }
+    let cgroup = Subject::of_cgroup(source, &path);
+    let of_pod = Subject { pod: pod.name(), namespace: pod.namespace(), ..cgroup };
+    add_cgroup(page, source, &of_pod, devices);
+    for container in containers(source, pod, &path) {
+        add_cgroup(page, source, &container, devices);
+    }
+    let Some(Sandbox { id, image }) = sandbox else { return };
+    let below = source.hierarchy.container_below(&path, id);
+    let cgroup = Subject::of_cgroup(source, &below);
+    let Subject { pod, namespace, .. } = of_pod;
+    let sandbox = Subject { name: id, image, pod, namespace, ..cgroup };
+    let (labels, first_process) = add_cgroup(page, source, &sandbox, devices);
+    if first_process.is_some() {
+        add_network(page, &labels, first_process);
+    }
 }
 
 /// Lists the cgroups of all pods, of their classes, of the kubelet and of the runtime, those that
@@ -575,25 +603,26 @@ impl Devices {
     }
 }
 
-/// Adds the series of a cgroup; returns its labels.
+/// Adds the series of a cgroup; returns its labels and the first of its processes, if it has one.
 fn add_cgroup(
     page: &mut Page,
     source: &StatsSource<'_>,
     subject: &Subject<'_>,
     devices: &Devices,
-) -> String {
+) -> (String, Option<u32>) {
     let labels = subject.labels();
     let details = details::read(source.hierarchy, &subject.id);
     page.add_timed("container_last_seen", &labels, source.now.to_jiff().as_second() as f64);
     page.add("container_start_time_seconds", &labels, subject.started_seconds as f64);
     add_series(page, &labels, &details);
+    let first_process = details.processes.and_then(|processes| processes.first);
     // A cgroup without a name is no container: the machine's first process, or none.
-    let first_process = match (subject.name, &*subject.id) {
+    let limited = match (subject.name, &*subject.id) {
         ("", "/") => Some(1),
         ("", _) => None,
-        _ => usage::first_process(source.hierarchy, &subject.id),
+        _ => first_process,
     };
-    if let Some(limit) = first_process.and_then(details::open_file_limit) {
+    if let Some(limit) = limited.and_then(details::open_file_limit) {
         let labels = format!("{labels},ulimit=\"max_open_files\"");
         page.add_timed("container_ulimits_soft", &labels, limit as f64);
     }
@@ -601,7 +630,7 @@ fn add_cgroup(
         let labels = format!("{labels},device={:?}", devices.name(number));
         add_io(page, &labels, number, io);
     }
-    labels
+    (labels, first_process)
 }
 
 /// Adds the series of what a cgroup has read and written on a device with this number.
@@ -741,8 +770,12 @@ fn add_network(page: &mut Page, labels: &str, process: Option<u32>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::cgroups::details::{Cpu, MemoryDetails, Processes};
+    use crate::cgroups::{Hierarchy, SystemCgroups};
+    use crate::volumes::Folders;
 
     #[test]
     fn families_are_in_order_and_known() {
@@ -751,7 +784,7 @@ mod tests {
         for (name, ..) in FAMILIES {
             page.add(name, "", 1.0);
         }
-        assert_eq!(page.text().lines().count(), 3 * FAMILIES.len());
+        assert_eq!(text(&[page]).lines().count(), 3 * FAMILIES.len());
     }
 
     #[test]
@@ -778,12 +811,12 @@ mod tests {
             }),
             memory: Some(MemoryDetails { working_set: 5, limit: 9, ..MemoryDetails::default() }),
             pressure: [("cpu", Pressure::default())].into(),
-            processes: Some(Processes { count: 1, descriptors: 4, sockets: 2 }),
+            processes: Some(Processes { count: 1, descriptors: 4, sockets: 2, first: Some(1) }),
             ..Details::default()
         };
         let mut page = Page::new(Timestamp::from_secs(3));
         add_series(&mut page, &subject.labels(), &details);
-        let text = page.text();
+        let text = text(&[page]);
         let labels = "container=\"main\",id=\"/kubepods/podu/c\",image=\"node.test/busybox:1\",\
                       name=\"c\",namespace=\"n\",pod=\"p\"";
         for line in [
@@ -806,6 +839,55 @@ mod tests {
     }
 
     #[test]
+    fn series_of_all_pods_are_below_one_head() {
+        let base = std::env::temp_dir().join(format!("kubelet-cadvisor-{}", std::process::id()));
+        let pod = |name: &str| -> Pod {
+            let folder = base.join(name);
+            fs::create_dir_all(&folder).expect("a folder");
+            fs::write(folder.join("pids.current"), "3\n").expect("a file");
+            let metadata = serde_json::json!({"name": name, "namespace": "n", "uid": name});
+            serde_json::from_value(serde_json::json!({"metadata": metadata})).expect("a pod")
+        };
+        let pods = ["a", "b", "c"].map(pod);
+        fs::remove_dir_all(base.join("b")).expect("removed");
+        let source = StatsSource {
+            node: "n",
+            memory_bytes: 1,
+            folders: &Folders { root: base.clone(), logs: base.clone() },
+            hierarchy: &Hierarchy::V2 { root: base.clone() },
+            all_pods: None,
+            classes: Vec::new(),
+            system_cgroups: &SystemCgroups::detect("", ""),
+            started: Timestamp::from_secs(0),
+            cgroup_of: &|pod| Some(format!("/{}", pod.name())),
+            images: None,
+            pods: &pods,
+            starts: &HashMap::new(),
+            now: Timestamp::from_secs(9),
+            monotonic: Duration::from_secs(9),
+            volume_period: None,
+            only_cpu_and_memory: false,
+        };
+        let text = cadvisor_metrics(&source, &HashMap::new());
+        let threads = text.lines().filter(|line| line.contains("container_threads"));
+        let series = |pod: &str| {
+            format!(
+                "container_threads{{container=\"\",id=\"/{pod}\",image=\"\",name=\"\",\
+                 namespace=\"n\",pod=\"{pod}\"}} 3 9000"
+            )
+        };
+        let head = "container_threads Number of threads running inside the container";
+        let expected = [
+            format!("# HELP {head}"),
+            "# TYPE container_threads gauge".to_owned(),
+            series("a"),
+            series("c"),
+        ];
+        assert_eq!(threads.collect::<Vec<_>>(), expected);
+        fs::remove_dir_all(&base).expect("removed");
+    }
+
+    #[test]
     fn disks_have_what_the_kernel_counts() {
         let text = "   8       0 sda 9 9 9 9 9 9 9 9 9 9 9 0 0 0 0\n   \
                     8       1 sda1 1 2 3 4000 5 6 7 8000 9 10000 11000 0 0 0 0 0 0\n";
@@ -819,7 +901,7 @@ mod tests {
         let labels = "id=\"/\",device=\"/dev/sda1\"";
         add_io(&mut page, labels, "8:1", &io);
         add_disk(&mut page, labels, &NodeDisk { fs: Fs::default(), counts });
-        let text = page.text();
+        let text = text(&[page]);
         let blkio = format!("container_blkio_device_usage_total{{{labels},major=\"8\",minor=\"1\"");
         for line in [
             format!("{blkio},operation=\"Read\"}} 10 3000"),
