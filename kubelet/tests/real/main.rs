@@ -6,6 +6,7 @@ mod admission;
 mod api;
 mod api_objects;
 mod autoscaling;
+mod bootstrap;
 mod cgroup2;
 mod cluster_server;
 mod container_cluster;
