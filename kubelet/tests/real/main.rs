@@ -36,6 +36,7 @@ mod registration;
 mod registry;
 mod resize;
 mod restarts;
+mod rollout;
 mod secure;
 mod sources;
 mod spec;
