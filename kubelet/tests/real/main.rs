@@ -4,6 +4,7 @@
 mod addresses;
 mod admission;
 mod api;
+mod api_crashes;
 mod api_objects;
 mod autoscaling;
 mod bootstrap;
