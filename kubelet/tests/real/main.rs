@@ -19,6 +19,7 @@ mod debug;
 mod demo;
 mod demo_cluster;
 mod descriptors;
+mod disk_full;
 mod evictions;
 mod fake_runtime;
 mod faults;
