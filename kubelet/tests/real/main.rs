@@ -9,6 +9,7 @@ mod api_objects;
 mod autoscaling;
 mod bootstrap;
 mod cgroup2;
+mod clock;
 mod cluster_server;
 mod container_cluster;
 mod crashes;
