@@ -101,14 +101,16 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only by [`advance`](FakeClock::advance). Upstream: `clock/testing.FakeClock`.
+/// A clock that moves only by [`advance`](FakeClock::advance), and is set by
+/// [`set`](FakeClock::set). Upstream: `clock/testing.FakeClock`.
 pub struct FakeClock {
     state: Arc<FakeState>,
 }
 
 /// The state of a [`FakeClock`], which its sleeping futures share.
 struct FakeState {
-    start: Timestamp,
+    /// The wall-clock time at which monotonic time was zero.
+    start: Mutex<Timestamp>,
     elapsed: Mutex<Duration>,
     sleepers: std::sync::atomic::AtomicUsize,
     moved: Event,
@@ -124,7 +126,7 @@ impl FakeClock {
     /// Makes a clock whose wall-clock time is `start` and whose monotonic time is zero.
     pub fn new(start: Timestamp) -> Arc<FakeClock> {
         let state = FakeState {
-            start,
+            start: Mutex::new(start),
             elapsed: Mutex::default(),
             sleepers: Default::default(),
             moved: Event::new(),
@@ -137,6 +139,12 @@ impl FakeClock {
     pub fn advance(&self, by: Duration) {
         *self.state.elapsed.lock() += by;
         self.state.moved.notify(usize::MAX);
+    }
+
+    /// Sets the wall-clock time, forwards or backwards, as a person or NTP does. Monotonic time stays
+    /// as it is, and sleepers sleep on.
+    pub fn set(&self, now: Timestamp) {
+        *self.state.start.lock() = now - self.state.elapsed();
     }
 
     /// Returns how many sleeping futures exist, polled or not. A test waits for one before it moves
@@ -157,7 +165,7 @@ impl Drop for Sleeping {
 
 impl Clock for FakeClock {
     fn now(&self) -> Timestamp {
-        self.state.start + self.state.elapsed()
+        *self.state.start.lock() + self.state.elapsed()
     }
 
     fn monotonic(&self) -> Duration {

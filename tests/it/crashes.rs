@@ -12,6 +12,7 @@ use kube_controller_manager::objects::{
 };
 use kube_controller_manager::options::Options;
 use kube_controller_manager::task::{StopToken, Task, spawn};
+use sandbox::faults::Death;
 use serde_json::{Value, json};
 
 use crate::env::*;
@@ -222,7 +223,7 @@ async fn survives_every_write_at(
     let mut writes = 0;
     let (last, made) = loop {
         let (name, mortal) = (format!("run-{writes}"), format!("mortal-{writes}"));
-        faults.allow_writes(&mortal, writes);
+        faults.allow_writes(&mortal, writes, Death::Before);
         let objects = (scenario.objects)(&name);
         for object in &objects {
             create(&env.client, object.clone()).await;

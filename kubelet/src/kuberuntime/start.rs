@@ -109,8 +109,9 @@ impl Manager {
         let Some(ended) = status.last_ended(&container.name) else { return Ok(()) };
         let now = self.clock.monotonic();
         let key = backoff_key(pod, container);
-        let event = now.saturating_sub(self.since(ended.finished_at));
+        let seen = now.saturating_sub(self.since(ended.finished_at));
         let mut backoff = self.backoff.lock();
+        let event = backoff.event(&key, ended.finished_at, seen);
         if let Some(until) = backoff.until(&key, event, now) {
             let delay = backoff.delay(&key).unwrap_or_default();
             let (name, pod_name, uid) = (&container.name, pod.full_name(), pod.uid());

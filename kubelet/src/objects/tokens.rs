@@ -89,29 +89,35 @@ struct Token {
 #[derive(Clone)]
 struct Issued {
     token: Arc<str>,
-    lifetime: Duration,
+    /// `None`: the API server has not said it; the token is kept then.
+    lifetime: Option<Duration>,
     expires: Timestamp,
+    /// When it was requested, on the monotonic clock: the API server's clock may show another time,
+    /// and either clock may be set. Upstream compares `expires` with this machine's time.
+    requested: Duration,
 }
 
 impl Issued {
     /// Returns whether it has to be renewed: in the last fifth of its life, or after a day.
     /// `jitter`: how much earlier. Upstream: `requiresRefresh`.
-    fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
-        // The API server counts its life in whole seconds.
-        let fifth = Duration::from_secs(self.lifetime.as_secs() * 20 / 100);
-        now > self.expires - self.lifetime + (MAX_AGE - jitter)
-            || now > self.expires - fifth - jitter
+    fn is_due(&self, now: Duration, jitter: Duration) -> bool {
+        let age = now.saturating_sub(self.requested) + jitter;
+        self.lifetime.is_some_and(|lifetime| {
+            // The API server counts its life in whole seconds.
+            let fifth = Duration::from_secs(lifetime.as_secs() * 20 / 100);
+            age > MAX_AGE || age > lifetime - fifth
+        })
     }
 
-    fn is_expired(&self, now: Timestamp) -> bool {
-        now > self.expires
+    fn is_expired(&self, now: Duration) -> bool {
+        self.lifetime.is_some_and(|lifetime| now.saturating_sub(self.requested) > lifetime)
     }
 }
 
 impl Token {
     /// Returns what is known of the token: it is good, failed, or not there yet. `account`:
     /// NAMESPACE/NAME, for the error.
-    fn known(&self, account: impl Fn() -> String, now: Timestamp) -> KnownToken {
+    fn known(&self, account: impl Fn() -> String, now: Duration) -> KnownToken {
         match (&self.issued, &self.fault) {
             // A failed renewal does not count while the token is good.
             (Some(issued), _) if !issued.is_expired(now) => {
@@ -128,7 +134,7 @@ impl Token {
     }
 
     /// Returns whether a request has to be sent.
-    fn is_due(&self, now: Timestamp, jitter: Duration) -> bool {
+    fn is_due(&self, now: Duration, jitter: Duration) -> bool {
         !self.is_requested && self.issued.as_ref().is_none_or(|issued| issued.is_due(now, jitter))
     }
 }
@@ -147,7 +153,7 @@ impl Tokens {
     /// Requests those of these tokens that are missing or have to be renewed, each in a task of its
     /// own. A request that has failed is sent again.
     pub(super) fn request(&self, pod: &Pod, specs: &BTreeSet<TokenSpec>) {
-        let now = self.0.clock.now();
+        let now = self.0.clock.monotonic();
         for spec in specs {
             // Whole seconds, as upstream.
             let jitter = Duration::from_secs((fastrand::f64() * MAX_JITTER_SECONDS) as u64);
@@ -161,7 +167,8 @@ impl Tokens {
             }
             let (inner, spec) = (self.0.clone(), spec.clone());
             let (uid, account, body) = (pod.uid(), account(pod), body(pod, &spec));
-            spawn(&self.0.stop, async move { inner.fetch(uid, spec, account, body).await });
+            let fetch = async move { inner.fetch(uid, spec, account, body, now).await };
+            spawn(&self.0.stop, fetch);
         }
     }
 
@@ -171,7 +178,7 @@ impl Tokens {
         pod: &Pod,
         specs: &BTreeSet<TokenSpec>,
     ) -> BTreeMap<TokenSpec, KnownToken> {
-        let now = self.0.clock.now();
+        let now = self.0.clock.monotonic();
         let tokens = self.0.tokens.lock();
         let of_pod = tokens.get(&pod.uid());
         let known = |spec: &TokenSpec| {
@@ -197,7 +204,15 @@ impl Tokens {
 
 impl Inner {
     /// Requests a token, and keeps the answer or the fault. Pods that wait for it are notified.
-    async fn fetch(&self, uid: Uid, spec: TokenSpec, account: ObjectKey, body: Value) {
+    /// `now`: the monotonic time.
+    async fn fetch(
+        &self,
+        uid: Uid,
+        spec: TokenSpec,
+        account: ObjectKey,
+        body: Value,
+        now: Duration,
+    ) {
         let accounts = self.client.resource(&ServiceAccount::RESOURCE).subresource("token");
         let answer = accounts.create_for::<Answer>(&account, &body).await;
         // A failed request is sent again by the pod's next sync.
@@ -211,7 +226,7 @@ impl Inner {
             token.is_requested = false;
             match answer {
                 Ok(answer) => {
-                    token.issued = Some(answer.into());
+                    token.issued = Some(answer.issued(now));
                     token.fault = None;
                 }
                 Err(error) => {
@@ -268,12 +283,15 @@ struct AnswerStatus {
     expiration_timestamp: Timestamp,
 }
 
-impl From<Answer> for Issued {
-    fn from(Answer { spec, status }: Answer) -> Issued {
+impl Answer {
+    /// Returns the token, which was requested at this monotonic time.
+    fn issued(self, requested: Duration) -> Issued {
+        let Answer { spec, status } = self;
         Issued {
             token: status.token.into(),
-            lifetime: Duration::from_secs(spec.expiration_seconds.unwrap_or_default()),
+            lifetime: spec.expiration_seconds.map(Duration::from_secs),
             expires: status.expiration_timestamp,
+            requested,
         }
     }
 }
@@ -282,13 +300,14 @@ impl From<Answer> for Issued {
 mod tests {
     use super::*;
 
-    const HOUR: i64 = 3600;
+    const HOUR: u64 = 3600;
 
-    fn issued(seconds: i64, lifetime: i64) -> Issued {
+    fn issued(at: u64, lifetime: Option<u64>) -> Issued {
         Issued {
             token: "t".into(),
-            lifetime: Duration::from_secs(lifetime.unsigned_abs()),
-            expires: Timestamp::from_secs(seconds + lifetime),
+            lifetime: lifetime.map(Duration::from_secs),
+            expires: Timestamp::default(),
+            requested: Duration::from_secs(at),
         }
     }
 
@@ -309,11 +328,14 @@ mod tests {
             (48 * HOUR, 0, 24 * HOUR + 1, true),
             (48 * HOUR, 9, 24 * HOUR - 9, false),
             (48 * HOUR, 9, 24 * HOUR - 8, true),
+            (0, 0, 1, true),
         ] {
-            let (token, jitter) = (issued(1_000, lifetime), Duration::from_secs(jitter));
-            let found = token.is_due(Timestamp::from_secs(1_000 + at), jitter);
+            let (token, jitter) = (issued(1_000, Some(lifetime)), Duration::from_secs(jitter));
+            let found = token.is_due(Duration::from_secs(1_000 + at), jitter);
             assert_eq!(found, is_due, "{lifetime} {jitter:?} {at}");
         }
+        let (endless, late) = (issued(1_000, None), Duration::from_secs(1_000 * HOUR));
+        assert!(!endless.is_due(late, Duration::ZERO) && !endless.is_expired(late));
     }
 
     #[test]
@@ -330,11 +352,11 @@ mod tests {
             (Some(0), false, true, 3601, "not yet"),
         ] {
             let token = Token {
-                issued: issued_at.map(|at| issued(at, HOUR)),
+                issued: issued_at.map(|at| issued(at, Some(HOUR))),
                 fault: has_failed.then(fault).flatten(),
                 is_requested,
             };
-            let text = match token.known(|| "n/a".to_owned(), Timestamp::from_secs(at)) {
+            let text = match token.known(|| "n/a".to_owned(), Duration::from_secs(at)) {
                 KnownToken::Found(token, _) => token.to_string(),
                 KnownToken::NotYet => "not yet".to_owned(),
                 KnownToken::Failed(error) => error.to_string(),
@@ -342,7 +364,7 @@ mod tests {
             let case = (issued_at, has_failed, is_requested, at);
             assert!(text.starts_with(expected), "{case:?}: {text}");
             // An old token is renewed meanwhile, by one request.
-            let now = Timestamp::from_secs(at);
+            let now = Duration::from_secs(at);
             let is_due = !is_requested && (issued_at.is_none() || at > 2880);
             assert_eq!(token.is_due(now, Duration::ZERO), is_due, "{case:?}");
         }

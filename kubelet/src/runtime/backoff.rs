@@ -19,11 +19,27 @@ pub struct Backoff {
 struct Entry {
     delay: Duration,
     updated: Duration,
+    /// The last event by its wall-clock time in nanoseconds, and when it was.
+    event: Option<(i64, Duration)>,
 }
 
 impl Backoff {
     pub fn new(initial: Duration, max: Duration) -> Backoff {
         Backoff { initial, max, entries: HashMap::new() }
+    }
+
+    /// Returns when the last event of `key` was. `nanos`: its wall-clock time; `seen`: when it seems
+    /// to have been, by a clock that may be set meanwhile, so the first such time counts. Upstream's
+    /// keys wait longer by the time by which a clock was set back.
+    pub fn event(&mut self, key: &str, nanos: i64, seen: Duration) -> Duration {
+        let Some(entry) = self.entries.get_mut(key) else { return seen };
+        match entry.event {
+            Some((same, at)) if same == nanos => at,
+            _ => {
+                entry.event = Some((nanos, seen));
+                seen
+            }
+        }
     }
 
     /// Returns the time until which `key` has to wait after its last event; `None`: it need not
@@ -46,7 +62,7 @@ impl Backoff {
             Some(entry) if !entry.is_expired(event) => (entry.delay * 2).min(self.max),
             _ => self.initial.min(self.max),
         };
-        self.entries.insert(key.to_owned(), Entry { delay, updated: now });
+        self.entries.insert(key.to_owned(), Entry { delay, updated: now, event: None });
     }
 
     /// Returns the delay of `key` after its last event.
@@ -95,6 +111,24 @@ mod tests {
         assert_eq!(backoff.delay("a"), Some(seconds(10)));
         backoff.remove_expired(now + seconds(601));
         assert_eq!(backoff.delay("a"), None);
+    }
+
+    #[test]
+    fn clock_that_is_set_moves_no_event_that_was_seen() {
+        let seconds = Duration::from_secs;
+        for set_to in [seconds(0), seconds(100), seconds(3600)] {
+            let mut backoff = Backoff::new(seconds(10), seconds(300));
+            // Nothing waits so far.
+            assert_eq!(backoff.event("a", 1, seconds(5_000)), seconds(5_000));
+            backoff.next("a", seconds(5_000), seconds(5_000));
+            assert_eq!(backoff.event("a", 2, seconds(5_003)), seconds(5_003));
+            let event = backoff.event("a", 2, set_to);
+            assert_eq!(backoff.until("a", event, seconds(5_012)), Some(seconds(5_013)));
+            assert_eq!(backoff.until("a", event, seconds(5_013)), None);
+            // The next event is another one.
+            backoff.next("a", event, seconds(5_013));
+            assert_eq!(backoff.event("a", 3, seconds(5_020)), seconds(5_020));
+        }
     }
 
     #[test]

@@ -19,6 +19,9 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// In a certificate's life of an hour, it is to be renewed by then.
 const RENEWAL: Duration = Duration::from_secs(54 * 60);
 
+/// The kubelet notices within this time that the clock was set.
+const CLOCK_PERIOD: Duration = Duration::from_secs(600);
+
 const SERVICES: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
 
 /// Waits for the end of a watch.
@@ -66,6 +69,29 @@ fn certificate_is_renewed_and_replaced_when_it_is_expired() {
         let (client, running) = cluster.renew();
         cluster.is_node(&client).await;
         assert_eq!(cluster.requests().await.len(), 3);
+        running.cancel().await;
+        signers.stop().await;
+        cluster.stop().await;
+    });
+}
+
+#[test]
+fn renewal_comes_forward_with_a_clock_that_is_set() {
+    block_on(async {
+        let cluster = Cluster::start().await;
+        let signers = cluster.sign(HOUR);
+        let (client, running) = cluster.renew();
+        let first = cluster.renewed(None).await;
+        // Back, but to a time at which the certificate was valid already.
+        cluster.clock.set(cluster.clock.now() - Duration::from_secs(60));
+        cluster.clock.advance(CLOCK_PERIOD);
+        cluster.is_node(&client).await;
+        assert_eq!(cluster.requests().await.len(), 1);
+        cluster.clock.set(cluster.clock.now() + RENEWAL);
+        cluster.clock.advance(CLOCK_PERIOD);
+        cluster.renewed(Some(&first)).await;
+        cluster.is_node(&client).await;
+        assert_eq!(cluster.requests().await.len(), 2);
         running.cancel().await;
         signers.stop().await;
         cluster.stop().await;

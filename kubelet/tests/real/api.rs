@@ -180,6 +180,17 @@ impl Agent {
 
     /// Starts it with `lines` in its configuration too.
     pub fn start_with(machine: &Machine, kubeconfig: &Path, lines: &str) -> Agent {
+        Agent::start_by(machine, &[&format!("--kubeconfig={}", kubeconfig.display())], lines)
+    }
+
+    /// Starts it with more flags, which win over the usual ones, and with `lines` in its
+    /// configuration.
+    pub fn start_by(machine: &Machine, flags: &[&str], lines: &str) -> Agent {
+        Agent::spawn(Agent::command(machine, flags, lines))
+    }
+
+    /// The command of a kubelet, as [`Agent::start_by`] starts it.
+    pub fn command(machine: &Machine, flags: &[&str], lines: &str) -> Command {
         let path = |name: &str| machine.folder.join(name).display().to_string();
         let log = std::fs::File::options().append(true).create(true).open(path("kubelet.log"));
         let config = format!(
@@ -193,20 +204,29 @@ impl Agent {
         );
         std::fs::write(path("config"), config).expect("a file");
         // Volumes in memory are seen by the runtime.
-        let agent = Command::new("nsenter")
+        let mut command = Command::new("nsenter");
+        command
             .arg(format!("--mount={}", path("ns/mount")))
             .arg("--wdns=/")
             .arg(kubelet())
             .arg(format!("--config={}", path("config")))
-            .arg(format!("--kubeconfig={}", kubeconfig.display()))
             .arg(format!("--container-runtime-endpoint=unix://{}", machine.socket().display()))
             .arg(format!("--root-dir={}", path("kubelet")))
             .args(["--hostname-override=n", "--resolv-conf=", "-v=4"])
+            .args(flags)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(log.expect("a log"))
-            .spawn();
-        Agent(agent.expect("the kubelet"))
+            .stderr(log.expect("a log"));
+        command
+    }
+
+    pub fn spawn(mut command: Command) -> Agent {
+        Agent(command.spawn().expect("the kubelet"))
+    }
+
+    /// The id of its process.
+    pub fn id(&self) -> u32 {
+        self.0.id()
     }
 }
 

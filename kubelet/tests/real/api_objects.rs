@@ -41,7 +41,7 @@ impl Server {
     }
 
     /// What pods with tokens need in a namespace.
-    async fn make_account(&self) {
+    pub async fn make_account(&self) {
         self.make(&ACCOUNTS, json!({"metadata": {"name": "default"}})).await;
         let data = json!({"ca.crt": "a certificate"});
         self.make(&CONFIG_MAPS, json!({"metadata": {"name": "kube-root-ca.crt"}, "data": data}))
@@ -50,7 +50,7 @@ impl Server {
 }
 
 /// A pod that the server has under this name, with another definition there: tokens are bound to it.
-async fn pod(server: &Server, spec: Value) -> Pod {
+pub async fn pod(server: &Server, spec: Value) -> Pod {
     let own = json!({"containers": [{"name": "c", "image": "i"}]});
     server.create("p", "n", json!({}), own).await;
     let uid = server.pod("p").await["metadata"]["uid"].clone();

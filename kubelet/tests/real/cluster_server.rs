@@ -3,12 +3,14 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube_controller_manager::app::controller_table;
 use kube_controller_manager::cache::SharedInformerFactory;
 use kube_controller_manager::client::Client;
 use kube_controller_manager::clock::{SharedClock, SystemClock};
 use kube_controller_manager::controllers::{ControllerContext, ControllerContextParts};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::options::Options;
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken, Task};
@@ -19,6 +21,8 @@ use sandbox::demo;
 use sandbox::nodes::{DRIVER, NodeOptions, StandIns};
 use sandbox::real_server::{RealOptions, RealServer};
 use serde_json::{Value, json};
+
+use super::api::PATIENCE;
 
 pub struct ClusterServer {
     /// An administrator's.
@@ -125,6 +129,28 @@ impl ClusterServer {
                 "data": {"service-ca.crt": ""},
             });
             demo::create(&self.client, &map).await.expect("created");
+        }
+    }
+
+    /// Waits until an object is as it should be; null: it is not there.
+    pub async fn eventually(
+        &self,
+        (resource, key): (&ResourceType, &ObjectKey),
+        what: &str,
+        is_so: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let end = self.clock.monotonic() + PATIENCE;
+        loop {
+            let object = match self.client.resource(resource).get(key).await {
+                Ok(object) => object,
+                Err(error) if error.is_not_found() => Value::Null,
+                Err(error) => panic!("{key}: {error}"),
+            };
+            if is_so(&object) {
+                return object;
+            }
+            assert!(self.clock.monotonic() < end, "{key} is not {what}: {object:#}");
+            self.clock.sleep(Duration::from_millis(200)).await;
         }
     }
 

@@ -20,6 +20,13 @@ use super::proxy::{Moment, Proxy};
 /// at these of all calls.
 const CALLS: &str = "KUBELET_CRASH_CALLS";
 
+/// The numbers of the first and the last call at which the agent is killed; `None`: at all.
+pub fn range() -> Option<(usize, usize)> {
+    let calls = std::env::var(CALLS).ok()?;
+    let (first, last) = calls.split_once('-')?;
+    Some((first.parse().expect("a number"), last.parse().expect("a number")))
+}
+
 /// A pod with an init container, a sidecar and a container, each of which writes its name at its start.
 fn pod(name: &str, out: &Path) -> String {
     let container = |name: &str, policy: &str, script: &str| {
@@ -66,13 +73,13 @@ pub fn sandboxes(node: &Node) -> usize {
 
 /// Whether containerd gave up the start of the pod's container: it does so when the agent ends while
 /// it waits for the answer, and the container counts as failed.
-fn start_was_cut_off(pod: &Value) -> bool {
+pub fn start_was_cut_off(pod: &Value) -> bool {
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "StartError"
 }
 
 /// The containers of a pod that ran again after such a start, which may have come as far as their own
 /// work. Of an init container only the last run is kept.
-fn started_again(pod: &Value) -> Vec<&str> {
+pub fn started_again(pod: &Value) -> Vec<&str> {
     let lists = ["initContainerStatuses", "containerStatuses"].map(|list| &pod["status"][list]);
     let all = lists.into_iter().filter_map(Value::as_array).flatten();
     let again = all.filter(|status| {
@@ -206,10 +213,7 @@ fn crash_at_each_call(counts_all: bool, next: &AtomicUsize, last: usize) -> usiz
 
 #[test]
 fn agent_that_is_killed_at_a_call_leaves_no_container_twice() {
-    let calls = std::env::var(CALLS).unwrap_or_default();
-    let range = calls
-        .split_once('-')
-        .map(|(first, last)| (first.parse().expect("a number"), last.parse().expect("a number")));
+    let (calls, range) = (std::env::var(CALLS).unwrap_or_default(), range());
     let (first, last) = range.unwrap_or((1, usize::MAX));
     let (counts_all, next) = (calls == "all" || range.is_some(), AtomicUsize::new(first));
     let crashes = std::thread::scope(|scope| {

@@ -636,10 +636,10 @@ fn claims_lead_to_folders_of_the_machine() {
 }
 
 /// The driver in the machine, until dropped.
-struct Process(Child);
+pub struct Process(Child);
 
 impl Process {
-    fn start(machine: &Machine) -> Process {
+    pub fn start(machine: &Machine) -> Process {
         let path = |name: &str| machine.folder.join(name).display().to_string();
         let program = std::env::current_exe().expect("this program");
         let child = std::process::Command::new("nsenter")

@@ -118,11 +118,20 @@ struct Rewrite {
     change: Box<dyn Fn(&mut Value) + Send>,
 }
 
+/// How a program ends at the write after its last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Death {
+    /// The write is not executed.
+    Before,
+    /// The write is executed, and its answer is lost.
+    After,
+}
+
 /// The writes that a program may still make.
-#[derive(Default)]
 struct Allowance {
     left: usize,
     made: usize,
+    death: Death,
     is_over: bool,
 }
 
@@ -299,11 +308,11 @@ impl Faults {
         self.changed.listen()
     }
 
-    /// Lets a program (the user agent up to its first `/`) make `writes` writes. Its next one is
-    /// not executed, and from then on each of its connections is cut, as if it had died. Events,
+    /// Lets a program (the user agent up to its first `/`) make `writes` writes. It ends at its next
+    /// one, as `death` says: from then on each of its connections is cut, as if it had died. Events,
     /// leases and reviews are not counted.
-    pub fn allow_writes(&self, program: &str, writes: usize) {
-        let allowance = Allowance { left: writes, made: 0, is_over: false };
+    pub fn allow_writes(&self, program: &str, writes: usize, death: Death) {
+        let allowance = Allowance { left: writes, made: 0, death, is_over: false };
         self.lock().allowances.insert(program.to_owned(), allowance);
     }
 
@@ -317,24 +326,31 @@ impl Faults {
         self.lock().allowances.get(program).is_some_and(|allowance| allowance.is_over)
     }
 
-    /// Returns whether a request of `program` is served. A write is counted if an allowance limits
-    /// the program: see [`Self::allow_writes`].
-    pub(crate) fn serves(&self, program: &str, verb: &str, resource: &str) -> bool {
+    /// Returns the fault with which a request of `program` ends it, or that it meets since then;
+    /// `None`: it is served. A write is counted if an allowance limits the program: see
+    /// [`Self::allow_writes`].
+    pub(crate) fn end_of(&self, program: &str, verb: &str, resource: &str) -> Option<Fault> {
         let mut state = self.lock();
-        let Some(allowance) = state.allowances.get_mut(program) else { return true };
+        let allowance = state.allowances.get_mut(program)?;
+        if allowance.is_over {
+            return Some(Fault::Cut);
+        }
         let writes = matches!(verb, "create" | "update" | "patch" | "delete" | "deletecollection");
         let counts =
             writes && !matches!(resource, "events" | "leases") && !resource.ends_with("reviews");
-        if counts && !allowance.is_over {
-            match allowance.left.checked_sub(1) {
-                Some(left) => {
-                    allowance.left = left;
-                    allowance.made += 1;
-                }
-                None => allowance.is_over = true,
-            }
+        if !counts {
+            return None;
         }
-        !allowance.is_over
+        if let Some(left) = allowance.left.checked_sub(1) {
+            allowance.left = left;
+            allowance.made += 1;
+            return None;
+        }
+        allowance.is_over = true;
+        Some(match allowance.death {
+            Death::Before => Fault::Cut,
+            Death::After => Fault::LoseAnswer,
+        })
     }
 
     /// Counts a request, and returns the fault that is planned for it. A plan ends with its last
@@ -359,24 +375,27 @@ mod tests {
 
     #[test]
     fn a_program_dies_with_the_write_after_its_last() {
-        let faults = Faults::default();
-        faults.allow_writes("a", 1);
-        for (program, verb, resource, served) in [
-            ("a", "list", "pods", true),
-            ("a", "create", "pods", true),
-            ("a", "create", "events", true),
-            ("a", "update", "leases", true),
-            ("a", "watch", "pods", true),
-            ("b", "create", "pods", true),
-            ("a", "patch", "pods/status", false),
-            ("a", "list", "pods", false),
-            ("a", "create", "events", false),
-            ("b", "create", "pods", true),
-        ] {
-            assert_eq!(faults.serves(program, verb, resource), served, "{program} {verb}");
+        for (death, last) in [(Death::Before, Fault::Cut), (Death::After, Fault::LoseAnswer)] {
+            let faults = Faults::default();
+            faults.allow_writes("a", 1, death);
+            for (program, verb, resource, end) in [
+                ("a", "list", "pods", None),
+                ("a", "create", "pods", None),
+                ("a", "create", "events", None),
+                ("a", "update", "leases", None),
+                ("a", "watch", "pods", None),
+                ("b", "create", "pods", None),
+                ("a", "patch", "pods/status", Some(last)),
+                ("a", "list", "pods", Some(Fault::Cut)),
+                ("a", "create", "events", Some(Fault::Cut)),
+                ("a", "create", "pods", Some(Fault::Cut)),
+                ("b", "create", "pods", None),
+            ] {
+                assert_eq!(faults.end_of(program, verb, resource), end, "{program} {verb}");
+            }
+            assert!(faults.has_died("a") && !faults.has_died("b"));
+            assert_eq!((faults.writes("a"), faults.writes("b")), (1, 0));
         }
-        assert!(faults.has_died("a") && !faults.has_died("b"));
-        assert_eq!((faults.writes("a"), faults.writes("b")), (1, 0));
     }
 
     #[test]

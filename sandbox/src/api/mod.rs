@@ -152,9 +152,10 @@ impl Api {
         let fault = self.faults.take_fault(verb, &resource_name);
         let agent = headers.get("user-agent").and_then(|agent| agent.to_str().ok());
         let program = agent.unwrap_or_default().split('/').next().unwrap_or_default();
-        if self.faults.is_away() || !self.faults.serves(program, verb, &resource_name) {
+        if self.faults.is_away() {
             return Response::abort();
         }
+        let fault = self.faults.end_of(program, verb, &resource_name).or(fault);
         if let Some(answer) = self.faults.before(fault.as_ref(), clears, &self.clock).await {
             return answer;
         }
