@@ -202,7 +202,7 @@ fn nodes_stay_while_the_watch_of_their_leases_stalls() {
         let _manager = env.manager("manager", &QUICK);
         stall_leases(env).await;
         eventually(&env.clock, "a lease is read", || async {
-            if reads() > 0 { Ok(()) } else { Err("none is".to_owned()) }
+            if reads() > 0 { Ok(()) } else { Err("none yet".to_owned()) }
         })
         .await;
         // No node is given up before the cache has caught up, also none that is dead.
