@@ -211,7 +211,9 @@ fn nodes_stay_while_the_watch_of_their_leases_stalls() {
         are_ready(env, &["node-0", "node-1"]).await;
         assert!(reads() <= 2, "each lease is read once at most: {}", reads());
         faults.clear();
-        is_lost(env, "node-1").await;
+        for name in ["stalled-0", "stalled-1", "node-1"] {
+            is_lost(env, name).await;
+        }
         are_ready(env, &["node-0"]).await;
 
         // A node whose lease cannot be read now stays. Where that is forbidden the cache decides.
