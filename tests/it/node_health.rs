@@ -202,7 +202,7 @@ fn nodes_stay_while_the_watch_of_their_leases_stalls() {
         let _manager = env.manager("manager", &QUICK);
         stall_leases(env).await;
         eventually(&env.clock, "a lease is read", || async {
-            if reads() > 0 { Ok(()) } else { Err("none is".to_owned()) }
+            if reads() > 0 { Ok(()) } else { Err("none yet".to_owned()) }
         })
         .await;
         // No node is given up before the cache has caught up, also none that is dead.
@@ -211,7 +211,9 @@ fn nodes_stay_while_the_watch_of_their_leases_stalls() {
         are_ready(env, &["node-0", "node-1"]).await;
         assert!(reads() <= 2, "each lease is read once at most: {}", reads());
         faults.clear();
-        is_lost(env, "node-1").await;
+        for name in ["stalled-0", "stalled-1", "node-1"] {
+            is_lost(env, name).await;
+        }
         are_ready(env, &["node-0"]).await;
 
         // A node whose lease cannot be read now stays. Where that is forbidden the cache decides.

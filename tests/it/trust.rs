@@ -79,7 +79,7 @@ pub async fn bundle_is_restored(env: &TestCluster) {
         eventually(&env.clock, "the bundle is published", || async {
             let all = bundles.list::<Value>(None, &Default::default()).await;
             let mut all = all.map_err(|error| error.to_string())?.items;
-            all.pop().ok_or_else(|| "there is none".to_owned())
+            all.pop().ok_or_else(|| "no bundle yet".to_owned())
         })
         .await
     };
