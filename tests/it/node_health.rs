@@ -196,7 +196,8 @@ async fn passes(env: &TestCluster, name: &str) {
 /// then has the last word.
 #[test]
 fn nodes_stay_while_the_watch_of_their_leases_stalls() {
-    Env::run_as_1_37_with_nodes("nodes-stalled", lively(), async |env| {
+    let two = NodeOptions { count: 2, ..lively() };
+    Env::run_as_1_37_with_nodes("nodes-stalled", two, async |env| {
         let faults = env.cluster.sandbox.faults();
         let reads = || faults.count("get", "leases");
         let _manager = env.manager("manager", &QUICK);
