@@ -342,7 +342,7 @@ mod tests {
         ("JobBackoffLimitPerIndex", "GA, locked", "–"), // 138759
         ("JobPodReplacementPolicy", "GA, locked", "–"), // 138759
         ("JobSuccessPolicy", "GA, locked", "–"), // 138759
-        ("KubeProxyIPVS", "GA, on", "deprecated, on"), // 139397
+        ("KubeProxyIPVS", "–", "deprecated, on"), // 139397
         ("KubeProxyNFTablesLocalhostNodePorts", "–", "alpha, off"), // 138427
         ("KubeletAllocatedPodsEndpoint", "–", "alpha, off"), // 140856
         ("KubeletInUserNamespace", "alpha, off", "beta, on"), // 134639
