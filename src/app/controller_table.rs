@@ -593,9 +593,9 @@ mod tests {
     fn budgets_have_the_workers_of_their_flag() {
         for (release, flags, workers) in [
             (Release::V1_36, &[][..], 1),
-            (Release::V1_37, &[], 1),
-            (Release::V1_36, &["--concurrent-disruption-syncs=5"], 5),
-            (Release::V1_37, &["--concurrent-disruption-syncs=5"], 5),
+            (Release::V1_37, &[][..], 1),
+            (Release::V1_36, &["--concurrent-disruption-syncs=5"][..], 5),
+            (Release::V1_37, &["--concurrent-disruption-syncs=5"][..], 5),
         ] {
             let clock = FakeClock::new(Timestamp::from_secs(0));
             let context = ControllerContext::for_test(options(release, flags), clock);

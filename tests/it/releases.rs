@@ -368,8 +368,8 @@ fn has_ended(found: &Value) -> bool {
     condition(found, "Succeeded").is_some() && ended["status"] == "False"
 }
 
-/// Pull requests 138560, 138874, 138875 and 138676. Managers of 1.36 do not run these controllers by
-/// default, and use the older versions: `storageversions.rs`, `devices.rs`.
+/// Pull requests 138560, 138874, 138875 and 138676. By default a manager of 1.36 neither migrates
+/// nor reads rules; with the gates it uses the older versions: `storageversions.rs`, `devices.rs`.
 #[test]
 fn kinds_are_used_in_the_versions_of_1_37() {
     Env::run_as_1_37("versions-of-1-37", async |env| {
@@ -422,7 +422,7 @@ fn rules_of_device_taints_count_by_default() {
         });
         make::<DeviceTaintRule>(env, rule).await;
         // The rule is older than both taints of the slice.
-        for (tainted, pod) in [(&["d0"][..], "on-d0"), (&["d0", "d1"], "on-d1")] {
+        for (tainted, pod) in [(&["d0"][..], "on-d0"), (&["d0", "d1"][..], "on-d1")] {
             set_taints(env, tainted).await;
             wait_until_deleted(env, &Pod::RESOURCE, &key(pod)).await;
         }
