@@ -889,11 +889,11 @@ mod tests {
 
     #[test]
     fn disks_have_what_the_kernel_counts() {
-        let text = "   8       0 sda 9 9 9 9 9 9 9 9 9 9 9 0 0 0 0\n   \
-                    8       1 sda1 1 2 3 4000 5 6 7 8000 9 10000 11000 0 0 0 0 0 0\n";
-        let counts = DiskCounts::find(text, rustix::fs::makedev(8, 1));
+        let table = "   8       0 sda 9 9 9 9 9 9 9 9 9 9 9 0 0 0 0\n   \
+                     8       1 sda1 1 2 3 4000 5 6 7 8000 9 10000 11000 0 0 0 0 0 0\n";
+        let counts = DiskCounts::find(table, rustix::fs::makedev(8, 1));
         assert_eq!(counts, DiskCounts([1, 2, 3, 4000, 5, 6, 7, 8000, 9, 10_000, 11_000]));
-        let absent = DiskCounts::find(text, rustix::fs::makedev(0, 40));
+        let absent = DiskCounts::find(table, rustix::fs::makedev(0, 40));
         assert_eq!(absent, DiskCounts::default());
         let mut page = Page::new(Timestamp::from_secs(3));
         let bytes = [("Read", 10), ("Total", 30)].map(|(kind, bytes)| (kind.to_owned(), bytes));
