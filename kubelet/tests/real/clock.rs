@@ -131,7 +131,8 @@ fn tokens_are_renewed_by_their_age_though_the_clock_is_set() {
     });
 }
 
-/// The wall clock of a kubelet's process: a library shows it another one than the machine's.
+/// The wall clock of a kubelet's process: a library shows it another one than the machine's. The
+/// runtime and the API server have the machine's.
 struct Shift {
     library: PathBuf,
     /// The seconds by which it is shifted.
