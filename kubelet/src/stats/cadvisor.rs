@@ -10,7 +10,7 @@ use std::path::Path;
 
 use kube_controller_manager::objects::Timestamp;
 
-use super::{Fs, Interface, StatsSource, disk, in_halves, interfaces_of};
+use super::{Fs, Interface, StatsSource, disk, interfaces_of};
 use crate::cgroups::details::{self, Details, Io, Pressure};
 use crate::cgroups::usage::swap_of_machine;
 use crate::pod::{Pod, PodExt, Uid};
@@ -300,20 +300,17 @@ impl Page {
             };
         }
     }
-}
 
-/// Renders the families that have series on any of the pages, in the order of the alphabet.
-fn text(pages: &[Page]) -> String {
-    let mut text = String::new();
-    for (at, (name, kind, help)) in FAMILIES.iter().enumerate() {
-        let lines = || pages.iter().filter_map(|page| page.lines.get(at));
-        if lines().any(|lines| !lines.is_empty()) {
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-            lines().for_each(|lines| text.push_str(lines));
+    /// Renders the families that have series, in the order of the alphabet.
+    fn text(self) -> String {
+        let mut text = String::new();
+        for ((name, kind, help), lines) in FAMILIES.iter().zip(self.lines) {
+            if !lines.is_empty() {
+                let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} {kind}\n{lines}");
+            }
         }
+        text
     }
-    text
 }
 
 /// The sandbox of a pod.
@@ -326,32 +323,28 @@ pub struct Sandbox {
 /// Measures the node, the cgroups of pods, and those of their containers and sandboxes.
 /// `sandboxes`: the newest sandbox of each pod. Pods without a cgroup are left out. Blocks.
 pub fn cadvisor_metrics(source: &StatsSource<'_>, sandboxes: &HashMap<Uid, Sandbox>) -> String {
-    let devices = Devices::default();
-    let of_node = node_page(source, &devices);
-    let [one, other] = in_halves(source.pods, |pods| {
-        let mut page = Page::new(source.now);
-        for pod in pods {
-            add_pod(&mut page, source, pod, sandboxes.get(&pod.uid()), &devices);
-        }
-        page
-    });
-    text(&[of_node, one, other])
-}
-
-/// Measures the machine, its cgroup, and those of many pods or of the node's programs.
-fn node_page(source: &StatsSource<'_>, devices: &Devices) -> Page {
     let mut page = Page::new(source.now);
-    add_machine(&mut page, source);
-    let (labels, _) = add_cgroup(&mut page, source, &Subject::of_cgroup(source, "/"), devices);
-    add_network(&mut page, &labels, None);
-    for (device, disk) in node_disks(source) {
-        add_disk(&mut page, &format!("{labels},device={device:?}"), &disk);
-    }
-    for path in cgroups_of_many(source) {
-        add_cgroup(&mut page, source, &Subject::of_cgroup(source, path), devices);
+    let devices = Devices::default();
+    add_node(&mut page, source, &devices);
+    for pod in source.pods {
+        add_pod(&mut page, source, pod, sandboxes.get(&pod.uid()), &devices);
     }
     page.add("container_scrape_error", "", 0.0);
-    page
+    page.text()
+}
+
+/// Adds the series of the machine, of its cgroup, and of those of many pods or of the node's
+/// programs.
+fn add_node(page: &mut Page, source: &StatsSource<'_>, devices: &Devices) {
+    add_machine(page, source);
+    let (labels, _) = add_cgroup(page, source, &Subject::of_cgroup(source, "/"), devices);
+    add_network(page, &labels, None);
+    for (device, disk) in node_disks(source) {
+        add_disk(page, &format!("{labels},device={device:?}"), &disk);
+    }
+    for path in cgroups_of_many(source) {
+        add_cgroup(page, source, &Subject::of_cgroup(source, path), devices);
+    }
 }
 
 /// Adds the series of a pod, its containers and its sandbox; nothing for a pod without a cgroup.
@@ -784,7 +777,7 @@ mod tests {
         for (name, ..) in FAMILIES {
             page.add(name, "", 1.0);
         }
-        assert_eq!(text(&[page]).lines().count(), 3 * FAMILIES.len());
+        assert_eq!(page.text().lines().count(), 3 * FAMILIES.len());
     }
 
     #[test]
@@ -816,7 +809,7 @@ mod tests {
         };
         let mut page = Page::new(Timestamp::from_secs(3));
         add_series(&mut page, &subject.labels(), &details);
-        let text = text(&[page]);
+        let text = page.text();
         let labels = "container=\"main\",id=\"/kubepods/podu/c\",image=\"node.test/busybox:1\",\
                       name=\"c\",namespace=\"n\",pod=\"p\"";
         for line in [
@@ -901,7 +894,7 @@ mod tests {
         let labels = "id=\"/\",device=\"/dev/sda1\"";
         add_io(&mut page, labels, "8:1", &io);
         add_disk(&mut page, labels, &NodeDisk { fs: Fs::default(), counts });
-        let text = text(&[page]);
+        let text = page.text();
         let blkio = format!("container_blkio_device_usage_total{{{labels},major=\"8\",minor=\"1\"");
         for line in [
             format!("{blkio},operation=\"Read\"}} 10 3000"),

@@ -11,10 +11,8 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::MetadataExt;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use async_lock::MutexGuardArc;
@@ -53,7 +51,7 @@ pub struct StatsSource<'a> {
     /// The paths of the cgroups of all pods, of the classes that have their own, and of a pod.
     pub all_pods: Option<String>,
     pub classes: Vec<String>,
-    pub cgroup_of: &'a (dyn Fn(&Pod) -> Option<String> + Sync),
+    pub cgroup_of: &'a dyn Fn(&Pod) -> Option<String>,
     pub system_cgroups: &'a SystemCgroups,
     /// When the kubelet has started.
     pub started: Timestamp,
@@ -219,12 +217,9 @@ impl Stats {
     /// Measures the node and its pods. Blocks.
     pub fn summary(&self, source: &StatsSource<'_>) -> Summary {
         self.tidy(source.monotonic);
-        let pods = in_halves(source.pods, |pods| -> Vec<PodStats> {
-            pods.iter().filter_map(|pod| self.pod(source, pod)).collect()
-        });
         Summary {
             node: self.node(source),
-            pods: pods.into_iter().flatten().collect(),
+            pods: source.pods.iter().filter_map(|pod| self.pod(source, pod)).collect(),
             time: source.now,
         }
     }
@@ -429,21 +424,6 @@ pub fn claim_amounts(
         })
     });
     of_pods.collect()
-}
-
-/// Measures two halves of the pods beside each other, on two threads: most of the time goes into
-/// opening small files of the kernel. Without a second thread one half follows the other.
-fn in_halves<T: Send>(pods: &[Pod], measure: impl Fn(&[Pod]) -> T + Sync) -> [T; 2] {
-    let (one, other) = pods.split_at(pods.len() / 2);
-    thread::scope(|scope| {
-        let started = thread::Builder::new().spawn_scoped(scope, || measure(other));
-        let one = measure(one);
-        let other = match started {
-            Ok(started) => started.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(_) => measure(other),
-        };
-        [one, other]
-    })
 }
 
 /// Returns the size and use of the file system of a path; `None`: the path does not exist, or
@@ -666,21 +646,6 @@ mod tests {
             assert_eq!(found.collect::<Vec<_>>(), expected);
         }
         fs::remove_dir_all(&base).expect("removed");
-    }
-
-    #[test]
-    fn halves_have_all_pods_in_their_order() {
-        let pod = |name: usize| -> Pod {
-            let metadata = serde_json::json!({"name": name.to_string()});
-            serde_json::from_value(serde_json::json!({"metadata": metadata})).expect("a pod")
-        };
-        for count in 0..4 {
-            let pods: Vec<Pod> = (0..count).map(pod).collect();
-            let names = |pods: &[Pod]| -> Vec<String> {
-                pods.iter().map(|pod| pod.name().to_owned()).collect()
-            };
-            assert_eq!(in_halves(&pods, names).concat(), names(&pods));
-        }
     }
 
     #[test]
