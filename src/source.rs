@@ -59,9 +59,8 @@ impl ClientSource {
         if scope.metadata_only { verbs.metadata_only() } else { verbs }
     }
 
-    /// Finds out in which version the server serves `resource`, which it does not know in that of
-    /// the last request: the next one asks for the other version. A failed watch is followed by a
-    /// list, so lists alone ask.
+    /// Looks up in which version the server serves `resource`, after a list was answered with 404. A
+    /// watch need not: each failed one is followed by a list, at least of one object.
     async fn choose_version_again(&self, resource: &ResourceType) {
         if let Err(error) = self.client.choose_version_again(resource).await {
             log::warn!("{resource}: the served version is not known: {error}");
@@ -243,14 +242,16 @@ mod tests {
         assert!(!unsupported(ClientSource::new(client)), "nothing answers");
     }
 
-    /// With a server that is upgraded between two lists.
+    /// With a server that is upgraded between two lists, and later serves the resource no longer.
     #[test]
     fn resource_that_is_not_served_any_more_is_listed_in_another_version() {
         const RULES: ResourceType = DeviceTaintRule::RESOURCE;
         const OTHERS: ResourceType = ResourceClaim::RESOURCE;
         let (is_upgraded, reads) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (upgraded, counted) = (is_upgraded.clone(), reads.clone());
+        let is_gone = Arc::new(AtomicBool::new(false));
+        let (upgraded, gone, counted) = (is_upgraded.clone(), is_gone.clone(), reads.clone());
         let answer = move |line: &str| {
+            let serves = !gone.load(Ordering::SeqCst);
             let version = if upgraded.load(Ordering::SeqCst) { "v1" } else { "v1beta2" };
             let path = line.split(' ').nth(1).unwrap_or_default();
             let rules = format!("/apis/resource.k8s.io/{version}/devicetaintrules");
@@ -262,13 +263,14 @@ mod tests {
                         "resource": "devicetaintrules", "scope": "Cluster", "verbs": ["list"],
                         "responseKind": { "kind": "DeviceTaintRule" },
                     });
-                    let versions = json!([{ "version": version, "resources": [kind] }]);
+                    let kinds = if serves { vec![kind] } else { Vec::new() };
+                    let versions = json!([{ "version": version, "resources": kinds }]);
                     let group = json!({
                         "metadata": { "name": "resource.k8s.io" }, "versions": versions,
                     });
                     (200, json!({ "kind": "APIGroupDiscoveryList", "items": [group] }))
                 }
-                path if path == rules => (200, json!({ "kind": "DeviceTaintRuleList" })),
+                path if path == rules && serves => (200, json!({ "kind": "DeviceTaintRuleList" })),
                 _ => (404, json!({})),
             }
         };
@@ -288,6 +290,11 @@ mod tests {
             assert!(!is_listed(&rules).await);
             assert!(is_listed(&rules).await);
             assert_eq!(reads.load(Ordering::SeqCst), 2);
+            is_gone.store(true, Ordering::SeqCst);
+            for _ in 0..3 {
+                assert!(!is_listed(&rules).await);
+            }
+            assert_eq!(reads.load(Ordering::SeqCst), 3, "it is not served in any version");
         });
     }
 

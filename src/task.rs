@@ -133,7 +133,7 @@ const HELPER_SLACK: Duration = Duration::from_millis(1);
 ///
 /// While the executor is busy it sleeps briefly, polls the executor's sockets, and wakes the
 /// executor, which then does the same to it: half of all system calls. With late timers it polls
-/// rarely, but it still polls when the executor's threads are stuck in a task.
+/// less often, but it still polls when the executor's threads are stuck in a task.
 fn start_helper() {
     let starter = std::thread::Builder::new().name("starter".to_owned()).spawn(|| {
         let slack = u64::try_from(HELPER_SLACK.as_nanos()).ok().and_then(NonZeroU64::new);

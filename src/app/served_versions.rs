@@ -40,7 +40,7 @@ mod tests {
         const RULES: &str = "DeviceTaintRule";
         const REQUESTS: &str = "PodCertificateRequest";
         const MIGRATIONS: &str = "StorageVersionMigration";
-        const BY_CODE: [&str; 6] = ["v1", "v1beta2", "v1beta1", "v1alpha2", "v1beta1", "v1alpha2"];
+        const BY_CODE: [&str; 6] = ["v1beta1", "v1beta2", "v1beta1", "v1alpha2", "v1beta1", "v1alpha2"];
         type Served = &'static [(&'static str, &'static [&'static str])];
         let cases: [(&str, Served, [&str; 6]); 7] = [
             ("1.36", &[], BY_CODE),
@@ -69,7 +69,7 @@ mod tests {
             (
                 "1.37 with the alpha version of scheduling.k8s.io",
                 &[("PodGroup", &["v1alpha3"]), ("Workload", &["v1alpha3"])],
-                ["v1", "v1beta2", "v1beta1", "v1alpha3", "v1beta1", "v1alpha3"],
+                ["v1beta1", "v1beta2", "v1beta1", "v1alpha3", "v1beta1", "v1alpha3"],
             ),
             (
                 "1.37 with all",

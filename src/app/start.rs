@@ -272,7 +272,7 @@ async fn choose_versions(reader: &Client) -> bool {
     match reader.choose_versions(SERVED_VERSIONS).await {
         Ok(are_known) => are_known,
         Err(error) => {
-            log::warn!("the served versions are not known yet: {error}");
+            log::warn!("the served versions cannot be read: {error}");
             false
         }
     }
@@ -286,7 +286,8 @@ async fn follow_versions(reader: Client, clock: SharedClock, stop: StopToken, mu
         if stop.unless_stopped(clock.sleep(period)).await.is_none() {
             return;
         }
-        are_known = stop.unless_stopped(choose_versions(&reader)).await == Some(true);
+        // Once known they stay in use while they cannot be read.
+        are_known |= stop.unless_stopped(choose_versions(&reader)).await == Some(true);
     }
 }
 

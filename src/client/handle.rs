@@ -311,23 +311,21 @@ impl Client {
         self.inner.served.set_known(resources);
         self.reset_discovery();
         let found = self.discovery().await?;
-        let is_unread = |(resource, _): &Versions| {
-            let group = format!("{}/", resource.group);
-            found.failures.keys().any(|version| version.starts_with(&group))
-        };
+        let is_unread = |(resource, _): &Versions| found.has_failure_in(&resource.group);
         Ok(!resources.iter().any(is_unread))
     }
 
-    /// Chooses the versions again if that of `resource` is a choice of
-    /// [`Client::choose_versions`]: for an answer that the server does not serve the resource, as
-    /// after its upgrade. Sends nothing for other resources.
+    /// Chooses the versions of all resources of [`Client::choose_versions`] again, after an answer
+    /// that the server does not serve `resource`, as after its upgrade. Sends nothing if `resource`
+    /// is another one, or was not served at the last look, or if this answer is not the first since.
     ///
     /// # Errors
     /// Those of [`Client::discover`].
     pub async fn choose_version_again(&self, resource: &ResourceType) -> Result<()> {
-        if self.inner.served.knows(resource) {
+        let served = &self.inner.served;
+        if served.begin_look(resource) {
             self.reset_discovery();
-            self.discovery().await?;
+            self.discovery().await.inspect_err(|_| served.look_failed())?;
         }
         Ok(())
     }

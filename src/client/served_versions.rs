@@ -22,6 +22,8 @@ struct Choices {
     known: &'static [Versions],
     /// The resources to use in place of those in `known` that name another version.
     others: Vec<ResourceType>,
+    /// The resources in `known` of which the server served a version at the last look.
+    served: Vec<&'static ResourceType>,
 }
 
 impl Choices {
@@ -42,19 +44,24 @@ impl ServedVersions {
     pub fn set_known(&self, known: &'static [Versions]) {
         let mut choices = self.choices.write();
         if choices.known != known {
-            *choices = Choices { known, others: Vec::new() };
+            *choices = Choices { known, ..Choices::default() };
         }
     }
 
-    /// Chooses the versions again by what a server serves. A resource that it does not serve in a
-    /// known version, or of a group that cannot be read, stays as it is.
+    /// Chooses the versions again by what a server serves. A resource stays as it is if the server
+    /// does not serve it in a known version, or if a better version than that cannot be read.
     pub fn observe(&self, found: &Discovery) {
         let mut choices = self.choices.write();
+        choices.served.clear();
         for (resource, versions) in choices.known {
-            let is_served = |version: &&&str| {
-                found.resource_for(&resource.group, version, &resource.kind).is_some()
-            };
-            let Some(version) = versions.iter().find(is_served) else { continue };
+            let group = &resource.group;
+            let is_served =
+                |version: &&&str| found.resource_for(group, version, &resource.kind).is_some();
+            let is_unread =
+                |version: &str| found.failures.contains_key(&format!("{group}/{version}"));
+            let best = versions.iter().find(|version| is_served(version) || is_unread(version));
+            let Some(version) = best.filter(is_served) else { continue };
+            choices.served.push(resource);
             let before = choices.others.iter().position(|other| is_same(other, resource));
             let before = before.map(|at| choices.others.swap_remove(at).version);
             let before = before.as_ref().unwrap_or(&resource.version);
@@ -68,16 +75,29 @@ impl ServedVersions {
         }
     }
 
-    /// Returns whether the version of `resource` is chosen.
-    pub fn knows(&self, resource: &ResourceType) -> bool {
-        self.choices.read().knows(resource)
+    /// Returns whether to look again after an answer that `resource` is not served: if it was at the
+    /// last look. Until the next look, or [`ServedVersions::look_failed`], all other such answers
+    /// return false: that look is for all resources.
+    pub fn begin_look(&self, resource: &ResourceType) -> bool {
+        let mut choices = self.choices.write();
+        let begins = choices.served.contains(&resource);
+        if begins {
+            choices.served.clear();
+        }
+        begins
+    }
+
+    /// Makes the next answer that a resource is not served begin a look, as the last one has failed.
+    pub fn look_failed(&self) {
+        let mut choices = self.choices.write();
+        choices.served = choices.known.iter().map(|(resource, _)| resource).collect();
     }
 
     /// Returns the resource in the version that was chosen for it. It stays as it is if none was
     /// chosen, or if it names another version than the known resource.
     pub fn resolve(&self, resource: &ResourceType) -> ResourceType {
         let choices = self.choices.read();
-        // Empty with most servers: each request comes here.
+        // Few, or none at all: each request comes here.
         let other = choices.others.iter().find(|other| is_same(other, resource));
         other.filter(|_| choices.knows(resource)).unwrap_or(resource).clone()
     }
@@ -123,6 +143,12 @@ mod tests {
             assert_eq!(versions.resolve(&RULES).version, expected, "{served:?}");
             assert_eq!(versions.resolve(&CLAIMS), CLAIMS);
         }
+        // A better version that cannot be read may still be served.
+        versions.observe(&serving(&["v1"]));
+        let mut found = serving(&["v1beta2"]);
+        found.failures.insert("resource.k8s.io/v1".into(), "it is stale".into());
+        versions.observe(&found);
+        assert_eq!(versions.resolve(&RULES).version, "v1");
         // Only the version that the code names stands for all of them.
         versions.observe(&serving(&["v1"]));
         let other = ResourceType { version: "v1beta1".into(), ..RULES };

@@ -110,7 +110,7 @@ fn only_the_timers_of_the_helper_thread_may_be_late() {
             let (Some((_, helper)), Some((_, executor))) = (of("async-io"), of("executor")) else {
                 return Err(format!("{slacks:?}"));
             };
-            assert_eq!((&helper[..], &executor[..]), ("100000000", "50000"));
+            assert_eq!((&helper[..], &executor[..]), ("1000000", "50000"));
             Ok(())
         })
         .await;

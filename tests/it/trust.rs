@@ -108,9 +108,8 @@ fn the_older_version_is_used_where_it_alone_is_served() {
             }
         })
         .await;
-        let newer = ResourceType { version: "v1beta1".into(), ..BUNDLES };
-        let newer = env.client.resource(&newer).list::<Value>(None, &Default::default()).await;
-        assert!(newer.is_err_and(|error| error.is_not_found()));
+        let found = env.client.discovery().await.expect("discovery");
+        assert_eq!(found.resource_for(&BUNDLES.group, "v1beta1", &BUNDLES.kind), None);
     });
 }
 

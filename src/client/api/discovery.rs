@@ -56,6 +56,13 @@ impl Discovery {
         self.resources.iter().find(matches).map(|found| found.resource.clone())
     }
 
+    /// Returns whether a version of `group` could not be read.
+    pub fn has_failure_in(&self, group: &str) -> bool {
+        let is_of_group =
+            |version: &String| version.rsplit_once('/').is_some_and(|(of, _)| of == group);
+        self.failures.keys().any(is_of_group)
+    }
+
     /// Returns the failures in one text, in a stable order; `None` without one. Upstream:
     /// `ErrGroupDiscoveryFailed`.
     pub fn failure(&self) -> Option<String> {

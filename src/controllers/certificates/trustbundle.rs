@@ -22,7 +22,7 @@ use crate::task::{Latch, StopToken};
 /// The bundles. The client asks for them in the version that the server serves.
 pub const BUNDLES: ResourceType = ResourceType::fixed(
     "certificates.k8s.io",
-    "v1",
+    "v1beta1",
     "ClusterTrustBundle",
     "clustertrustbundles",
     false,
@@ -139,7 +139,7 @@ impl Publisher {
                     if found.resource_for(&group, &version, &kind).is_some() {
                         return true;
                     }
-                    if !found.failures.keys().any(|failed| failed.starts_with(&*group)) {
+                    if !found.has_failure_in(&group) {
                         log::info!(
                             "no known scheme version was found for clustertrustbundles, cannot \
                              start kube-apiserver-serving-clustertrustbundle-publisher-controller"
