@@ -115,7 +115,7 @@ impl Stats {
         rate
     }
 
-    /// Forgets cgroups that have not been asked about for long.
+    /// Forgets cgroups and folders that were not measured for long.
     fn tidy(&self, now: Duration) {
         let limit = Duration::from_secs(600);
         self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
@@ -158,6 +158,7 @@ impl Stats {
     /// Measures the logs of running containers, each at most once a minute. Returns the uid,
     /// namespace and name of the pod, the name of the container, and the bytes. Blocks.
     pub fn logs(&self, folders: &Folders, pods: &[Pod], now: Duration) -> Vec<([String; 4], u64)> {
+        self.tidy(now);
         let logs_of = |pod: &Pod, container: &core::ContainerStatus| {
             let (uid, namespace, name) = (pod.uid(), pod.namespace(), pod.name());
             let labels = [&*uid, namespace, name, &container.name].map(str::to_owned);
@@ -432,9 +433,13 @@ pub fn claim_amounts(
 }
 
 /// Measures two halves of the pods beside each other, on two threads: most of the time goes into
-/// opening small files of the kernel. Without a second thread one half follows the other.
+/// opening small files of the kernel. One half follows the other where there are fewer than two
+/// pods, or a second thread cannot be started.
 fn in_halves<T: Send>(pods: &[Pod], measure: impl Fn(&[Pod]) -> T + Sync) -> [T; 2] {
     let (one, other) = pods.split_at(pods.len() / 2);
+    if one.is_empty() {
+        return [measure(one), measure(other)];
+    }
     thread::scope(|scope| {
         let started = thread::Builder::new().spawn_scoped(scope, || measure(other));
         let one = measure(one);
@@ -617,6 +622,10 @@ mod tests {
         let [(labels, bytes)] = &logs[..] else { panic!("{logs:?}") };
         assert_eq!(labels.join("/"), "u/n/p/c");
         assert!(*bytes >= 5000, "{bytes}");
+        for (at, kept) in [(599, 1), (600, 0)] {
+            stats.logs(&folders, &[], Duration::from_secs(at));
+            assert_eq!(stats.walks.lock().len(), kept, "{at}");
+        }
         fs::remove_dir_all(&base).expect("removed");
     }
 
@@ -680,6 +689,8 @@ mod tests {
                 pods.iter().map(|pod| pod.name().to_owned()).collect()
             };
             assert_eq!(in_halves(&pods, names).concat(), names(&pods));
+            let [one, other] = in_halves(&pods, |_| thread::current().id());
+            assert_eq!(one != other, count > 1);
         }
     }
 
