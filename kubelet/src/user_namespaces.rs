@@ -314,10 +314,8 @@ impl UserNamespaces {
     fn write(&self, uid: &Uid, mapping: IdMapping) -> Result<(), Error> {
         let path = self.file(uid);
         let mappings = Mappings { uid_mappings: vec![mapping], gid_mappings: vec![mapping] };
-        let write = || -> io::Result<()> {
-            files::replace(&path, 0o644, &serde_json::to_vec(&mappings)?)?;
-            fs::File::open(self.pods.join(&**uid))?.sync_all()
-        };
+        let write =
+            || -> io::Result<()> { files::replace(&path, 0o644, &serde_json::to_vec(&mappings)?) };
         write().map_err(at(&path))
     }
 }

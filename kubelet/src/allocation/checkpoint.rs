@@ -20,7 +20,7 @@ use crate::pod::Uid;
 pub struct Checkpoint {
     path: PathBuf,
     pods: Mutex<BTreeMap<String, PodResources>>,
-    /// The checksum of what the file has; held while it is written.
+    /// The checksum of what the file has, `None`: it is not known; held while it is written.
     written: Arc<async_lock::Mutex<Option<u64>>>,
 }
 
@@ -63,16 +63,20 @@ impl Checkpoint {
         self.pods.lock().insert(uid.to_string(), resources)
     }
 
-    /// Replaces the resources of a pod. If the file cannot be written, the pod keeps those that it
-    /// had: after a restart it would have them again.
+    /// Replaces the resources of a pod. If the file cannot be written, the pod has those again that
+    /// it had, as after a restart, unless it is gone or was given others meanwhile. During the
+    /// write it has the new ones: a sync may apply them.
     ///
     /// # Errors
     /// The file cannot be written.
     pub async fn replace(&self, uid: &Uid, resources: PodResources) -> Result<(), Error> {
-        let former = self.insert(uid, resources);
+        let former = self.insert(uid, resources.clone());
         let written = self.write().await;
         if let (Err(_), Some(former)) = (&written, former) {
-            self.insert(uid, former);
+            let mut pods = self.pods.lock();
+            if let Some(present) = pods.get_mut(&**uid).filter(|present| **present == resources) {
+                *present = former;
+            }
         }
         written
     }
@@ -133,9 +137,8 @@ impl Checkpoint {
         // The work holds the guard: it continues when this future does not.
         let replaced = task::blocking(move || {
             let replaced = files::replace(&path, 0o644, &file);
-            if replaced.is_ok() {
-                *written = Some(checksum);
-            }
+            // After a failure the file may have the one or the other.
+            *written = replaced.is_ok().then_some(checksum);
             replaced
         });
         replaced.await.map_err(|source| Error::Path { path: self.path.clone(), source })
@@ -164,6 +167,8 @@ fn checksum(data: &str) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use futures_lite::future::poll_once;
 
     use super::*;
@@ -223,6 +228,18 @@ mod tests {
             let next = Checkpoint::open(path).expect("a checkpoint");
             assert_eq!((next.get("u"), next.get("v")), (Some(of_pod("1")), Some(of_pod("4"))));
             fs::remove_dir_all(&folder).expect("removed");
+            // What was set or forgotten during a failed write stays so.
+            let uid = uid("u");
+            for is_known in [true, false] {
+                let writing = checkpoint.written.lock().await;
+                let mut replaced = pin!(checkpoint.replace(&uid, of_pod("5")));
+                assert!(poll_once(&mut replaced).await.is_none());
+                checkpoint.insert(&uid, of_pod("6"));
+                checkpoint.retain(|_| is_known);
+                drop(writing);
+                replaced.await.expect_err("no folder");
+                assert_eq!(checkpoint.get("u"), is_known.then(|| of_pod("6")));
+            }
         });
     }
 

@@ -82,6 +82,7 @@ pub struct Io {
 /// The processes of one cgroup, and what they have open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Processes {
+    /// The number of one of them; `None`: there is no process.
     pub first: Option<u32>,
     pub count: u64,
     pub descriptors: u64,
@@ -139,8 +140,8 @@ pub fn read(hierarchy: &Hierarchy, path: &str) -> Details {
     details
 }
 
-/// Counts the processes with these numbers, one a line, and what they have open; `first` is `None`
-/// without processes. Upstream: `processStatsFromProcs`.
+/// Counts the processes with these numbers, one a line, and what they have open. Upstream:
+/// `processStatsFromProcs`.
 fn processes(numbers: &str) -> Processes {
     let first = numbers.lines().next().and_then(|process| process.parse().ok());
     let mut counts = Processes { first, ..Processes::default() };

@@ -142,8 +142,8 @@ pub fn processes(hierarchy: &Hierarchy, path: &str) -> Option<u64> {
     folder.is_dir().then(|| below(&folder))
 }
 
-/// Reads a file of a cgroup; `None`: it is absent, or cannot be read. Asks for no length, as
-/// `fs::read_to_string` does: the kernel writes the text when it is read.
+/// Reads a file of a cgroup; `None`: it is absent, or cannot be read. Unlike `fs::read_to_string`
+/// it does not ask for the file's length first: the kernel makes the text when it is read.
 pub(super) fn text(
     hierarchy: &Hierarchy,
     controller: &str,

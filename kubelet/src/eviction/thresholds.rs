@@ -178,7 +178,7 @@ pub fn thresholds(of: Statements<'_>, limits_pods: bool) -> Result<Vec<Threshold
         let signal = Signal::parse(name)?;
         let fault = |cause| Error::MinReclaim { signal: name.clone(), text: text.clone(), cause };
         let amount = match amount(text).map_err(fault)? {
-            // As upstream, a quantity may be zero, and a percentage may not.
+            // As upstream, a quantity may be zero, and a percentage may not; it may be above 100%.
             Amount::Part(part) if part <= 0.0 => return Err(fault(AmountError::NotPositive)),
             amount => amount,
         };
@@ -229,6 +229,9 @@ fn value(signal: Signal, text: &str) -> Result<Option<Amount>, Error> {
     let fault = |cause| Error::Threshold { signal, text: text.to_owned(), cause };
     match amount(text).map_err(fault)? {
         Amount::Units(0) => Err(fault(AmountError::NotPositive)),
+        Amount::Part(part) if !(0.0..=1.0).contains(&part) => {
+            Err(fault(AmountError::PercentageOutOfRange))
+        }
         amount => Ok(Some(amount)),
     }
 }
@@ -237,10 +240,7 @@ fn value(signal: Signal, text: &str) -> Result<Option<Amount>, Error> {
 fn amount(text: &str) -> Result<Amount, AmountError> {
     if let Some(percent) = text.strip_suffix('%') {
         let percent: f32 = percent.parse().map_err(|_| AmountError::NotPercentage)?;
-        return match percent {
-            0.0..=100.0 => Ok(Amount::Part(percent / 100.0)),
-            _ => Err(AmountError::PercentageOutOfRange),
-        };
+        return Ok(Amount::Part(percent / 100.0));
     }
     let amount = text.parse::<Quantity>().map_err(AmountError::NotQuantity)?;
     u64::try_from(amount.value()).map(Amount::Units).map_err(|_| AmountError::NotPositive)
@@ -365,6 +365,13 @@ mod tests {
             ),
             (none(), none(), of("0"), None),
             (none(), none(), of("1%"), None),
+            (none(), none(), of("150%"), None),
+            (
+                none(),
+                none(),
+                of("-1%"),
+                Some("eviction minimum reclaim nodefs.available: \"-1%\": must be positive"),
+            ),
         ] {
             let found = parse(none(), soft, grace, least);
             assert_eq!(found.err().as_deref(), fault);

@@ -108,7 +108,7 @@ impl Kubelet {
 
     /// Admits and starts a pod again that a source added while its earlier life was ending, or
     /// rejects it. Does not wait for the pods that have to make room for it. The caller writes what
-    /// was allocated.
+    /// was allocated: the pod may start before that.
     pub(super) fn start_again(&self, pod: &Arc<Pod>) {
         let allocated = self.resizes.allocated(pod);
         match self.admission_of(&allocated, &self.manager.node.own.get()) {

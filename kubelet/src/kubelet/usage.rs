@@ -80,7 +80,10 @@ impl Kubelet {
     /// Returns the metrics of the logs of containers, as text.
     pub async fn log_metrics(self: &Arc<Self>) -> Vec<u8> {
         let kubelet = self.clone();
+        // The work keeps its turn, also when its client goes away.
+        let turn = self.stats.lock_walks().await;
         let measure = move || {
+            let _turn = turn;
             let (folders, now) = (&kubelet.manager.folders, kubelet.clock.monotonic());
             metrics::container_logs(&kubelet.stats.logs(folders, &kubelet.pods(), now))
         };

@@ -85,10 +85,12 @@ impl Manager {
         let ToStart { container, kind, .. } = to_start;
         self.back_off(pod, status, container)?;
         metrics::STARTED_CONTAINERS.with_label_values(&[kind]).inc();
-        let volumes = self.image_volumes(pod, container, &sandbox.config).await;
-        let volumes = volumes.inspect_err(|failed| record_failure(pod, container, failed))?;
-        let outcome = self.start_now(pod, status, sandbox, to_start, &volumes).await;
-        count_image_volumes(&volumes, container, outcome.as_ref().err());
+        let volumes = self.image_volumes(pod, container, &sandbox.config).await?;
+        let mounts = container.volume_mounts.iter().flatten();
+        let mounts = mounts.filter(|mount| volumes.contains_key(&mount.name)).count();
+        let counts = (volumes.len() as u64, mounts as u64);
+        let outcome = self.start_now(pod, status, sandbox, to_start, volumes).await;
+        count_image_volumes(counts, outcome.as_ref().err());
         if let Err(failed) = &outcome {
             record_failure(pod, container, failed);
             metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[kind, failed.reason]).inc();
@@ -143,7 +145,7 @@ impl Manager {
         status: &PodStatus,
         sandbox: &PodSandbox,
         ToStart { container, target, .. }: ToStart<'_>,
-        volumes: &HashMap<String, api::ImageSpec>,
+        volumes: HashMap<String, api::ImageSpec>,
     ) -> Result<(), Waiting> {
         let wanted = Wanted {
             name: container.image.as_deref().unwrap_or_default(),
@@ -151,7 +153,7 @@ impl Manager {
             container: Some(&container.name),
         };
         let own = self.images.ensure(pod, wanted, &sandbox.config).await?;
-        let images = ContainerImages { own, volumes: volumes.clone() };
+        let images = ContainerImages { own, volumes };
         let count = match status.container(&container.name) {
             Some(last) => last.restart_count + 1,
             None => self.starts_by_logs(pod, container).await,
@@ -207,6 +209,10 @@ impl Manager {
 
     /// Pulls the images of a container's image volumes, which the runtime mounts, and returns them by
     /// volume. Upstream: `getImageVolumes`, `toKubeContainerImageVolumes`.
+    ///
+    /// # Errors
+    /// Images could not be pulled: why that of the last mount could not. Each of their mounts has
+    /// an event.
     async fn image_volumes(
         &self,
         pod: &Arc<Pod>,
@@ -218,20 +224,46 @@ impl Manager {
             container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name)
         };
         for volume in pod.spec().volumes.iter().flatten().filter(is_mounted) {
-            let Some(source) = &volume.image else { continue };
-            let name = source.reference.as_deref().unwrap_or_default();
-            let wanted = Wanted { name, policy: source.pull_policy.as_deref(), container: None };
-            let image = self.images.ensure(pod, wanted, config).await?;
-            let annotations = pod.metadata.annotations.clone().unwrap_or_default();
-            let spec = api::ImageSpec {
-                image: image.id,
-                user_specified_image: name.to_owned(),
-                annotations: annotations.into_iter().collect(),
-                ..Default::default()
-            };
-            volumes.insert(volume.name.clone(), spec);
+            if let Some(source) = &volume.image {
+                let image = self.volume_image(pod, source, config).await;
+                volumes.insert(volume.name.clone(), image);
+            }
         }
-        Ok(volumes)
+        let mut last_failure = None;
+        for mount in container.volume_mounts.iter().flatten() {
+            if let Some(Err(failure)) = volumes.get(&mount.name) {
+                record_failure(pod, container, failure);
+                last_failure = Some(failure.clone());
+            }
+        }
+        match last_failure {
+            Some(failure) => Err(failure),
+            None => {
+                volumes.into_iter().map(|(name, image)| image.map(|image| (name, image))).collect()
+            }
+        }
+    }
+
+    /// Pulls the image of a volume, unless it is there.
+    ///
+    /// # Errors
+    /// Why the container has to wait.
+    async fn volume_image(
+        &self,
+        pod: &Arc<Pod>,
+        source: &core::ImageVolumeSource,
+        config: &api::PodSandboxConfig,
+    ) -> Result<api::ImageSpec, Waiting> {
+        let name = source.reference.as_deref().unwrap_or_default();
+        let wanted = Wanted { name, policy: source.pull_policy.as_deref(), container: None };
+        let image = self.images.ensure(pod, wanted, config).await?;
+        let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+        Ok(api::ImageSpec {
+            image: image.id,
+            user_specified_image: name.to_owned(),
+            annotations: annotations.into_iter().collect(),
+            ..Default::default()
+        })
     }
 
     /// Returns the number of a container's next start by its log files, as the runtime has no
@@ -308,17 +340,11 @@ fn record_failure(pod: &Pod, container: &Container, Waiting { reason, message }:
 /// Counts the image volumes of a container whose images were there, and whether the runtime could
 /// mount them. As upstream, requests are counted by volume, outcomes by mount, and only what the
 /// runtime says of volumes is a failed mount. Upstream: `incrementImageVolumeMetrics`.
-fn count_image_volumes(
-    volumes: &HashMap<String, api::ImageSpec>,
-    container: &Container,
-    failed: Option<&Waiting>,
-) {
+fn count_image_volumes((volumes, mounts): (u64, u64), failed: Option<&Waiting>) {
     let is_refused = failed.is_some_and(|waiting| {
         waiting.reason == "CreateContainerError" && waiting.message.contains(IMAGE_VOLUME_FAULT)
     });
-    let mounts = container.volume_mounts.iter().flatten();
-    let mounts = mounts.filter(|mount| volumes.contains_key(&mount.name)).count() as u64;
-    metrics::IMAGE_VOLUMES.inc_by(volumes.len() as u64);
+    metrics::IMAGE_VOLUMES.inc_by(volumes);
     match is_refused {
         true => metrics::IMAGE_VOLUME_ERRORS.inc_by(mounts),
         false => metrics::IMAGE_VOLUMES_MOUNTED.inc_by(mounts),
@@ -354,28 +380,37 @@ mod tests {
                 _ => Ok(Vec::new()),
             });
             let manager = node.manager(None);
-            let mounts = ["/a", "/b"].map(|path| json!({"name": "v", "mountPath": path}));
+            let mounts = [("v", "/a"), ("v", "/b"), ("w", "/c")]
+                .map(|(name, path)| json!({"name": name, "mountPath": path}));
+            let volumes =
+                ["v", "w"].map(|name| json!({"name": name, "image": {"reference": name}}));
             let pod = json!({
                 "metadata": {"name": "image-volumes", "namespace": "n", "uid": "u"},
                 "spec": {
                     "containers": [{"name": "c", "image": "i", "volumeMounts": mounts}],
-                    "volumes": [{"name": "v", "image": {"reference": "w"}}],
+                    "volumes": volumes,
                 },
             });
             let pod: Arc<Pod> = Arc::new(serde_json::from_value(pod).expect("a pod"));
             manager.volumes.set_up(&pod).await.expect("folders");
             let sandbox =
                 PodSandbox { id: "s".to_owned(), config: Default::default(), ips: Vec::new() };
-            let counts = || {
-                let errors = ["ErrImagePull", "CreateContainerError"].map(|reason| {
-                    metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[KIND, reason]).get()
-                });
-                let volumes = [
+            let volumes = || {
+                let counters = [
                     &metrics::IMAGE_VOLUMES,
                     &metrics::IMAGE_VOLUMES_MOUNTED,
                     &metrics::IMAGE_VOLUME_ERRORS,
                 ];
-                (volumes.map(|counter| counter.get()), errors)
+                counters.map(|counter| counter.get())
+            };
+            // Other tests may have counted before.
+            let first = volumes();
+            let counts = || {
+                let errors = ["ErrImagePull", "CreateContainerError"].map(|reason| {
+                    metrics::STARTED_CONTAINERS_ERRORS.with_label_values(&[KIND, reason]).get()
+                });
+                let now = volumes();
+                ([0, 1, 2].map(|index| now[index] - first[index]), errors)
             };
             let start = async || {
                 let container = &pod.spec().containers[0];
@@ -387,12 +422,17 @@ mod tests {
             assert!(events::testing::about("image-volumes").is_empty());
             assert_eq!(start().await, ("ErrImagePull", ([0, 0, 0], [0, 0])));
             let events = events::testing::about("image-volumes");
+            // Each volume is tried, and each of its mounts has an event.
+            let pulls = events.iter().filter(|event| event.starts_with("Normal Pulling"));
+            assert_eq!(pulls.count(), 2, "{events:?}");
+            let failures = events.iter().filter(|event| event.ends_with(" Error: ErrImagePull"));
+            assert_eq!(failures.count(), 3, "{events:?}");
             assert_eq!(events.last().expect("an event"), "Warning Failed Error: ErrImagePull");
             has_images.store(true, Ordering::SeqCst);
             *fault.lock() = "ImageVolumeMountFailed: no mount";
-            assert_eq!(start().await, ("CreateContainerError", ([1, 0, 2], [0, 1])));
+            assert_eq!(start().await, ("CreateContainerError", ([2, 0, 3], [0, 1])));
             *fault.lock() = "no space";
-            assert_eq!(start().await, ("CreateContainerError", ([2, 2, 2], [0, 2])));
+            assert_eq!(start().await, ("CreateContainerError", ([4, 3, 3], [0, 2])));
             assert_eq!(metrics::STARTED_CONTAINERS.with_label_values(&[KIND]).get(), 3);
         });
     }

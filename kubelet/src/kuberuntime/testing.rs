@@ -41,7 +41,7 @@ impl TestNode {
         test: &str,
         answers: impl Fn(&str) -> Result<Vec<u8>, &'static str> + Send + Sync + 'static,
     ) -> TestNode {
-        let root = std::env::temp_dir().join(format!("kubelet-{test}-{}", std::process::id()));
+        let root = std::env::temp_dir().join(format!("kubelet-node-{test}-{}", std::process::id()));
         fs::create_dir_all(&root).expect("a folder");
         let runtime = FakeRuntime::start(&root, answers);
         TestNode { root, runtime }

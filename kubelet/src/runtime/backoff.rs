@@ -28,9 +28,10 @@ impl Backoff {
         Backoff { initial, max, entries: HashMap::new() }
     }
 
-    /// Returns when the last event of `key` was. `nanos`: its wall-clock time; `seen`: when it seems
-    /// to have been, by a clock that may be set meanwhile, so the first such time counts. Upstream's
-    /// keys wait longer by the time by which a clock was set back.
+    /// Returns when the last event of `key` was, on the monotonic clock. `nanos`: its wall-clock
+    /// time. `seen`: its time as computed from the present wall clock. What was computed first is
+    /// kept, as that clock may be set. Upstream computes it again each time, so that a key waits
+    /// longer after the clock was set back.
     pub fn event(&mut self, key: &str, nanos: i64, seen: Duration) -> Duration {
         let Some(entry) = self.entries.get_mut(key) else { return seen };
         match entry.event {
@@ -58,11 +59,13 @@ impl Backoff {
     /// Counts an event: the next one of `key` has to wait twice as long as this one.
     /// Upstream: `Next`.
     pub fn next(&mut self, key: &str, event: Duration, now: Duration) {
-        let delay = match self.entries.get(key) {
+        let last = self.entries.get(key);
+        let delay = match last {
             Some(entry) if !entry.is_expired(event) => (entry.delay * 2).min(self.max),
             _ => self.initial.min(self.max),
         };
-        self.entries.insert(key.to_owned(), Entry { delay, updated: now, event: None });
+        let event = last.and_then(|entry| entry.event);
+        self.entries.insert(key.to_owned(), Entry { delay, updated: now, event });
     }
 
     /// Returns the delay of `key` after its last event.
@@ -125,8 +128,10 @@ mod tests {
             let event = backoff.event("a", 2, set_to);
             assert_eq!(backoff.until("a", event, seconds(5_012)), Some(seconds(5_013)));
             assert_eq!(backoff.until("a", event, seconds(5_013)), None);
-            // The next event is another one.
+            // It is still the last one when what follows it has failed to start.
             backoff.next("a", event, seconds(5_013));
+            assert_eq!(backoff.event("a", 2, set_to), event);
+            // The next event is another one.
             assert_eq!(backoff.event("a", 3, seconds(5_020)), seconds(5_020));
         }
     }

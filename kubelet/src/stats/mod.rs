@@ -113,7 +113,7 @@ impl Stats {
         rate
     }
 
-    /// Forgets cgroups that have not been asked about for long.
+    /// Forgets cgroups and folders that were not measured for long.
     fn tidy(&self, now: Duration) {
         let limit = Duration::from_secs(600);
         self.samples.lock().retain(|_, sample| now.saturating_sub(sample.at) < limit);
@@ -156,6 +156,7 @@ impl Stats {
     /// Measures the logs of running containers, each at most once a minute. Returns the uid,
     /// namespace and name of the pod, the name of the container, and the bytes. Blocks.
     pub fn logs(&self, folders: &Folders, pods: &[Pod], now: Duration) -> Vec<([String; 4], u64)> {
+        self.tidy(now);
         let logs_of = |pod: &Pod, container: &core::ContainerStatus| {
             let (uid, namespace, name) = (pod.uid(), pod.namespace(), pod.name());
             let labels = [&*uid, namespace, name, &container.name].map(str::to_owned);
@@ -597,6 +598,10 @@ mod tests {
         let [(labels, bytes)] = &logs[..] else { panic!("{logs:?}") };
         assert_eq!(labels.join("/"), "u/n/p/c");
         assert!(*bytes >= 5000, "{bytes}");
+        for (at, kept) in [(599, 1), (600, 0)] {
+            stats.logs(&folders, &[], Duration::from_secs(at));
+            assert_eq!(stats.walks.lock().len(), kept, "{at}");
+        }
         fs::remove_dir_all(&base).expect("removed");
     }
 

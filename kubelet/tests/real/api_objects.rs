@@ -50,12 +50,12 @@ impl Server {
 }
 
 /// A pod that the server has under this name, with another definition there: tokens are bound to it.
-pub async fn pod(server: &Server, spec: Value) -> Pod {
+pub async fn pod(server: &Server, name: &str, spec: Value) -> Pod {
     let own = json!({"containers": [{"name": "c", "image": "i"}]});
-    server.create("p", "n", json!({}), own).await;
-    let uid = server.pod("p").await["metadata"]["uid"].clone();
+    server.create(name, "n", json!({}), own).await;
+    let uid = server.pod(name).await["metadata"]["uid"].clone();
     let pod = json!({
-        "metadata": {"name": "p", "namespace": "default", "uid": uid,
+        "metadata": {"name": name, "namespace": "default", "uid": uid,
                      "annotations": {"kubernetes.io/config.source": "api"}},
         "spec": spec,
     });
@@ -88,7 +88,7 @@ fn objects_are_followed_from_their_absence_to_their_removal() {
             "volumes": [{"name": "v", "projected": {"sources": [
                 {"secret": {"name": "s"}}, {"serviceAccountToken": {"path": "t"}}]}}],
         });
-        let pod = pod(&server, spec).await;
+        let pod = pod(&server, "p", spec).await;
         let text = async || {
             let found = objects.read(&pod, Use::Volumes).await;
             match found.get(Kind::Secret, "default", "s") {

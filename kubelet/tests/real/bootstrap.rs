@@ -1,6 +1,7 @@
 //! A machine that becomes a node by a bootstrap token: the manager's approver and signers issue its
 //! certificates, and the pod that the scheduler gives it runs.
 
+use std::cell::Cell;
 use std::fs;
 use std::io;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -55,6 +56,8 @@ struct Join {
     pki: PathBuf,
     /// The kubelet's.
     port: u16,
+    /// Keeps the port until the first kubelet starts.
+    reservation: Cell<Option<TcpListener>>,
 }
 
 impl Join {
@@ -67,14 +70,15 @@ impl Join {
         };
         let (cluster, volumes) = (folder.join("cluster"), folder.join("volumes"));
         let server = ClusterServer::embedded(&cluster, &volumes, &CONTROLLERS, options).await;
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let reservation = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
         let join = Join {
             server,
             files,
             bootstrap: folder.join("node/bootstrap-kubelet.conf"),
             kubeconfig: folder.join("node/kubelet.conf"),
             pki: folder.join("node/pki"),
-            port: free.local_addr().expect("an address").port(),
+            port: reservation.local_addr().expect("an address").port(),
+            reservation: Cell::new(Some(reservation)),
         };
         join.grant().await;
         join
@@ -123,6 +127,7 @@ impl Join {
             "rotateCertificates: true\nserverTLSBootstrap: true\n\
              authentication: {{x509: {{clientCAFile: {authority}}}}}\n"
         );
+        drop(self.reservation.take());
         Agent::start_by(node, &flags, &lines)
     }
 

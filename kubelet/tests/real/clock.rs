@@ -13,7 +13,7 @@ use kubelet::node::heartbeat::Heartbeats;
 use kubelet::node::lease::LeaseController;
 use kubelet::objects::folder::LocalObjects;
 use kubelet::objects::{Objects, Use};
-use kubelet::pod::PodExt;
+use kubelet::pod::{Pod, PodExt};
 use serde_json::{Value, json};
 
 use super::api::{Agent, Server, sleeps};
@@ -90,23 +90,28 @@ fn tokens_are_renewed_by_their_age_though_the_clock_is_set() {
             "volumes": [{"name": "v", "projected": {"sources": [
                 {"serviceAccountToken": {"path": "t", "expirationSeconds": 3600}}]}}],
         });
-        let pod = pod(&server, spec).await;
-        objects.follow(&pod);
-        let source = pod.spec().volumes.iter().flatten().next().expect("a volume");
+        let own = pod(&server, "p", spec.clone()).await;
+        objects.follow(&own);
+        let source = own.spec().volumes.iter().flatten().next().expect("a volume");
         let source = source.projected.clone().and_then(|volume| volume.sources);
         let source = source.expect("sources").remove(0).service_account_token.expect("a token");
-        let token = async || {
-            let found = objects.read(&pod, Use::Volumes).await;
+        let token_of = async |pod: &Pod| {
+            let found = objects.read(pod, Use::Volumes).await;
             found.token(&source).expect("a token").to_owned()
         };
-        let requests = || server.sandbox.faults().count("create", "serviceaccounts/token");
+        let token = async || token_of(&own).await;
+        // The number of requests so far. Another pod's is sent after those that are under way.
+        let requests = async |other: &str| {
+            token_of(&pod(&server, other, spec.clone()).await).await;
+            server.sandbox.faults().count("create", "serviceaccounts/token")
+        };
         let first = token().await;
-        for by in STEPS {
+        for (number, by) in (1_u64..).zip(STEPS) {
             set(&clock, by);
             for _ in 0..3 {
                 assert_eq!(token().await, first, "{by}");
             }
-            assert_eq!(requests(), 1, "{by}");
+            assert_eq!(requests(&format!("other-{number}")).await, 1 + number, "{by}");
         }
         // In its last fifth, on a clock that is an hour slow.
         set(&clock, -HOUR);
@@ -125,7 +130,8 @@ fn tokens_are_renewed_by_their_age_though_the_clock_is_set() {
         for _ in 0..3 {
             assert_eq!(token().await, second);
         }
-        assert_eq!(requests(), 2);
+        // Two of this pod, and one of each other.
+        assert_eq!(requests("last").await, 2 + 5);
         stop.stop();
         server.sandbox.stop().await;
     });

@@ -190,7 +190,7 @@ fn pod_that_fills_the_disk_is_evicted() {
         hog["containers"][0]["command"] = json!(["sh", "-c", script]);
         server.create("modest", "n", json!({}), configured()).await;
         let flags =
-            ["--eviction-hard=nodefs.available<32Mi", "--eviction-pressure-transition-period=60s"];
+            ["--eviction-hard=nodefs.available<32Mi", "--eviction-pressure-transition-period=180s"];
         let agent = disk.agent(&server, &flags);
         let modest = server.eventually("modest", "ready", is_ready).await;
         server.create("hog", "n", json!({}), hog).await;

@@ -1,7 +1,7 @@
 //! Folders of pull records: a file for each image, in upstream's form.
 //! Upstream: `pullmanager/fs_pullrecords.go`.
 
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, DirEntry};
 use std::io;
 use std::marker::PhantomData;
 use std::os::unix::fs::DirBuilderExt;
@@ -44,7 +44,7 @@ impl<T: Content> Folder<T> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(&path);
         made.map_err(Error::record(&path))?;
         let folder: Folder<T> = Folder { path, count, content: PhantomData };
-        count.set(folder.files().len() as i64);
+        folder.count_files();
         for mut content in folder.list() {
             if *content.version() != Version::V1beta1 {
                 log_fault(folder.put(content));
@@ -70,7 +70,6 @@ impl<T: Content> Folder<T> {
     pub fn put(&self, mut content: T) -> Result<(), Error> {
         *content.version() = Version::V1beta1;
         let path = self.file(content.image());
-        let is_new = !path.exists();
         let write = || -> io::Result<()> {
             let mut text = serde_json::to_vec(&content)?;
             // As Go's encoder.
@@ -78,7 +77,7 @@ impl<T: Content> Folder<T> {
             replace(&path, 0o600, &text)
         };
         write().map_err(Error::record(&path))?;
-        self.count.add(i64::from(is_new));
+        self.count_files();
         Ok(())
     }
 
@@ -89,11 +88,17 @@ impl<T: Content> Folder<T> {
     pub fn remove(&self, image: &str) -> Result<(), Error> {
         let path = self.file(image);
         match fs::remove_file(&path) {
-            Ok(()) => self.count.dec(),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(Error::record(&path)(error)),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Error::record(&path)(error));
+            }
+            _ => self.count_files(),
         }
         Ok(())
+    }
+
+    /// Sets the metric, also to what other programs have added or removed.
+    fn count_files(&self) {
+        self.count.set(self.files().len() as i64);
     }
 
     /// Reads all files. The log names those that are malformed.
@@ -111,12 +116,15 @@ impl<T: Content> Folder<T> {
     fn files(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(&self.path).map_err(Error::record(&self.path));
         let entries = entries.inspect_err(|error| log::error!("{}", chain(error)));
-        let paths = entries.into_iter().flatten().flatten().map(|entry| entry.path());
-        let is_record = |path: &PathBuf| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("sha256-") && !name.ends_with(".tmp") && !path.is_dir()
+        let is_record = |entry: &DirEntry| {
+            let (name, kind) = (entry.file_name(), entry.file_type());
+            let name = name.to_string_lossy();
+            name.starts_with("sha256-")
+                && !name.ends_with(".tmp")
+                && kind.is_ok_and(|kind| !kind.is_dir())
         };
-        paths.filter(is_record).collect()
+        let records = entries.into_iter().flatten().flatten().filter(is_record);
+        records.map(|entry| entry.path()).collect()
     }
 
     /// Returns the path of the file for an image. Upstream: `cacheFilename`.
@@ -167,6 +175,9 @@ mod tests {
         fs::copy(folder.file("b"), folder.file("d")).expect("a copy");
         assert_eq!(folder.get("d").expect("a file"), None);
         assert_eq!(folder.get("b").expect("a file"), Some(ImagePullIntent::new("b")));
+        // The copy, which no call has made, is counted by the next one.
+        folder.put(ImagePullIntent::new("b")).expect("written");
+        assert_eq!(count.get(), 2);
         fs::remove_dir_all(&path).expect("removed");
     }
 }

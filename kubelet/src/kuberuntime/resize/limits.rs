@@ -217,7 +217,7 @@ mod tests {
         task::run(1, async {
             let refuses = Arc::new(AtomicBool::new(false));
             let asked = refuses.clone();
-            let node = TestNode::start("limits", move |method| {
+            let node = TestNode::start("resize-limits", move |method| {
                 match method == "UpdatePodSandboxResources" && asked.load(Ordering::SeqCst) {
                     true => Err("a plugin refuses"),
                     false => Ok(Vec::new()),
