@@ -24,7 +24,7 @@ pub fn emulated(o: &Options) -> Option<Release> {
     last(&o.emulated_version).and_then(Release::of_minor)
 }
 
-/// Returns the minor version in the last value of a flag; `None` if there is none.
+/// Returns the minor version in the last value of a flag; `None` without one.
 fn last(versions: &[String]) -> Option<u32> {
     versions.last().and_then(|text| minor(text).ok())
 }
