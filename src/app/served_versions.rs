@@ -40,7 +40,8 @@ mod tests {
         const RULES: &str = "DeviceTaintRule";
         const REQUESTS: &str = "PodCertificateRequest";
         const MIGRATIONS: &str = "StorageVersionMigration";
-        const BY_CODE: [&str; 6] = ["v1beta1", "v1beta2", "v1beta1", "v1alpha2", "v1beta1", "v1alpha2"];
+        const BY_CODE: [&str; 6] =
+            ["v1beta1", "v1beta2", "v1beta1", "v1alpha2", "v1beta1", "v1alpha2"];
         type Served = &'static [(&'static str, &'static [&'static str])];
         let cases: [(&str, Served, [&str; 6]); 7] = [
             ("1.36", &[], BY_CODE),

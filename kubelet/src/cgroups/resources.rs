@@ -411,7 +411,8 @@ mod tests {
 
     #[test]
     fn limits_are_read_in_both_versions() {
-        let base = std::env::temp_dir().join(format!("kubelet-cgroup-limits-{}", std::process::id()));
+        let base =
+            std::env::temp_dir().join(format!("kubelet-cgroup-limits-{}", std::process::id()));
         let limits = |cpu_shares, cpu_quota, memory| PodLimits { cpu_shares, cpu_quota, memory };
         let v1 = Hierarchy::v1_for_tests(&base.join("v1"), &["cpu", "memory"]);
         let v2 = Hierarchy::V2 { root: base.join("v2") };
