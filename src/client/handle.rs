@@ -317,15 +317,16 @@ impl Client {
 
     /// Chooses the versions of all resources of [`Client::choose_versions`] again, after an answer
     /// that the server does not serve `resource`, as after its upgrade. Sends nothing if `resource`
-    /// is another one, or was not served at the last look, or if this answer is not the first since.
+    /// is another one, or was not served when they were chosen last, or if this answer is not the
+    /// first since.
     ///
     /// # Errors
     /// Those of [`Client::discover`].
     pub async fn choose_version_again(&self, resource: &ResourceType) -> Result<()> {
         let served = &self.inner.served;
-        if served.begin_look(resource) {
+        if served.begin_again(resource) {
             self.reset_discovery();
-            self.discovery().await.inspect_err(|_| served.look_failed())?;
+            self.discovery().await.inspect_err(|_| served.failed())?;
         }
         Ok(())
     }

@@ -22,7 +22,7 @@ struct Choices {
     known: &'static [Versions],
     /// The resources to use in place of those in `known` that name another version.
     others: Vec<ResourceType>,
-    /// The resources in `known` of which the server served a version at the last look.
+    /// The resources in `known` of which the server served a version when they were chosen last.
     served: Vec<&'static ResourceType>,
 }
 
@@ -75,10 +75,10 @@ impl ServedVersions {
         }
     }
 
-    /// Returns whether to look again after an answer that `resource` is not served: if it was at the
-    /// last look. Until the next look, or [`ServedVersions::look_failed`], all other such answers
-    /// return false: that look is for all resources.
-    pub fn begin_look(&self, resource: &ResourceType) -> bool {
+    /// Returns whether to choose again after an answer that `resource` is not served: if it was when
+    /// the versions were chosen last. Until they are chosen again, or [`ServedVersions::failed`],
+    /// all other such answers return false: the versions of all resources are chosen together.
+    pub fn begin_again(&self, resource: &ResourceType) -> bool {
         let mut choices = self.choices.write();
         let begins = choices.served.contains(&resource);
         if begins {
@@ -87,8 +87,8 @@ impl ServedVersions {
         begins
     }
 
-    /// Makes the next answer that a resource is not served begin a look, as the last one has failed.
-    pub fn look_failed(&self) {
+    /// Lets the next answer that a resource is not served choose again, as the last try has failed.
+    pub fn failed(&self) {
         let mut choices = self.choices.write();
         choices.served = choices.known.iter().map(|(resource, _)| resource).collect();
     }
