@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use kube_controller_manager::client::{Delete, ListOptions, Patch};
 use kube_controller_manager::objects::{
-    DeviceTaintRule, ObjectKey, Pod, PodGroup, Resource, ResourceClaim, ResourcePoolStatusRequest,
-    ResourceSlice, StorageVersion, StorageVersionMigration,
+    DeviceTaintRule, Namespace, ObjectKey, Pod, PodGroup, Resource, ResourceClaim,
+    ResourcePoolStatusRequest, ResourceSlice, StorageVersion, StorageVersionMigration,
 };
 use serde_json::{Value, json};
 
@@ -369,6 +369,11 @@ fn a_new_manager_writes_nothing_where_all_is_settled() {
         is_answered("request").await;
         make::<StorageVersionMigration>(env, migration("migration")).await;
         is_migrated("migration").await;
+        // No step above waits for these.
+        for namespace in all::<Namespace>(env).await {
+            let certificate = ObjectKey::new(name_of(&namespace), "kube-root-ca.crt");
+            wait_until_exists(env, &CONFIG_MAPS, &certificate, |_| true).await;
+        }
         drop(manager);
 
         // After the objects that the new manager finds at its start, one new object for each
