@@ -27,7 +27,7 @@ pub struct ListFrames {
 
 impl ListFrames {
     /// Takes further `bytes` of the body, and calls `found` with each piece that is whole now,
-    /// items in their order.
+    /// items in their order. Bytes after the list are skipped: the envelope's other fields.
     pub fn feed(
         &mut self,
         bytes: &[u8],
@@ -35,13 +35,16 @@ impl ListFrames {
     ) -> Result<(), protobuf::Error> {
         self.held.extend_from_slice(bytes);
         let mut held = self.held.as_slice();
-        loop {
+        while self.inside != Inside::End {
             let mut ahead = held;
             match step(&mut self.inside, &mut ahead, found) {
-                Ok(true) => held = ahead,
-                Ok(false) | Err(Short::CutOff) => break,
+                Ok(()) => held = ahead,
+                Err(Short::CutOff) => break,
                 Err(short) => return Err(short.into()),
             }
+        }
+        if self.inside == Inside::End {
+            held = &[];
         }
         let done = self.held.len() - held.len();
         if done > 0 {
@@ -52,14 +55,13 @@ impl ListFrames {
     }
 }
 
-/// Takes the next part from the front of `from`, and passes it to `found` if it is a piece of the
-/// list. Returns `false` when the bytes hold no further part. `Err(Short::CutOff)`: the end of a
-/// part has not arrived.
+/// Takes the next part before the list's end from the front of `from`, and passes it to `found` if it
+/// is a piece of the list. `Err(Short::CutOff)`: the end of the part has not arrived.
 fn step(
     inside: &mut Inside,
     from: &mut &[u8],
     found: &mut dyn FnMut(ListPiece),
-) -> Result<bool, Short> {
+) -> Result<(), Short> {
     match *inside {
         Inside::Magic => {
             let (magic, rest) = from.split_at_checked(4).ok_or(Short::CutOff)?;
@@ -74,8 +76,8 @@ fn step(
             if protobuf::tag(&mut ahead)? == (2, 2) {
                 *inside = Inside::List(protobuf::varint(&mut ahead)?);
                 *from = ahead;
-            } else if protobuf::field(from)?.is_none() {
-                return Ok(false);
+            } else {
+                protobuf::field(from)?;
             }
         }
         Inside::List(0) => {
@@ -93,17 +95,14 @@ fn step(
                 Some((1, Wire::Bytes(metadata))) => found(ListPiece::Metadata(metadata.into())),
                 Some((2, Wire::Bytes(item))) => found(ListPiece::Item(item.into())),
                 Some(_) => {}
-                None => return Ok(false),
+                None => return Err(Short::CutOff),
             }
             let taken = before - from.len() as u64;
             *inside = Inside::List(left.checked_sub(taken).ok_or(Short::Malformed)?);
         }
-        Inside::End => {
-            *from = &[];
-            return Ok(false);
-        }
+        Inside::End => {}
     }
-    Ok(true)
+    Ok(())
 }
 
 /// A watch's body: each event after its length in four bytes, the highest first.
@@ -208,6 +207,8 @@ mod tests {
                 frames.feed(part, &mut |piece| found.push(piece)).unwrap();
             }
             assert_eq!(found, pieces, "cut at {cut}");
+            frames.feed(&whole, &mut |piece| panic!("{piece:?} after the end")).unwrap();
+            assert!(frames.held.is_empty(), "cut at {cut}: no byte after the end is kept");
         }
     }
 
