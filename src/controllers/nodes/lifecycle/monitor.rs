@@ -515,7 +515,97 @@ fn report(zone: &str, count: &Count) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_lite::future::block_on;
+
     use super::*;
+    use crate::cache::{HistoryVersion, Indexer, Lister};
+    use crate::client::Client;
+    use crate::client::testing::answering;
+    use crate::clock::{Clock, FakeClock};
+    use crate::controllers::QueuePolicy;
+    use crate::controllers::nodes::lifecycle::health::{GracePeriods, MonitorClock};
+    use crate::controllers::nodes::lifecycle::zones::Rates;
+    use crate::controllers::runner::Queue;
+    use crate::events::Recorder;
+    use crate::events::testing::Heard;
+
+    fn lease(version: u64) -> serde_json::Value {
+        let meta = json!({
+            "namespace": super::super::LEASES, "name": "n", "resourceVersion": version.to_string(),
+        });
+        json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta })
+    }
+
+    /// A controller that reads Leases, with that of the node `n` at version `cached` in its cache,
+    /// if any, while it waits for the version `awaited`.
+    fn lifecycle(client: Client, cached: Option<u64>, awaited: u64) -> NodeLifecycle {
+        let leases = Arc::new(Indexer::<Lease>::new());
+        if let Some(version) = cached {
+            leases.insert(Arc::new(serde_json::from_value(lease(version)).unwrap()));
+            leases.set_seen_version(version);
+        }
+        let clock = FakeClock::new(Timestamp::from_secs(0));
+        let state = State {
+            clock: MonitorClock::new(clock.now(), clock.monotonic()),
+            pass: 0,
+            awaited_lease: HistoryVersion { history: 0, version: awaited },
+            known: HashMap::new(),
+            zones: HashMap::new(),
+            tainters: HashMap::new(),
+        };
+        NodeLifecycle {
+            client,
+            reads_leases: true,
+            recorder: Recorder::to_sink(Arc::new(Heard::default())),
+            nodes: Lister::new(Arc::default()),
+            leases: Lister::new(leases),
+            pods: Lister::new(Arc::default()),
+            lease_namespace: Istr::new(super::super::LEASES),
+            rates: Rates { normal: 0.1, secondary: 0.01, large: 50, unhealthy: 0.55 },
+            grace: GracePeriods { monitor: Duration::ZERO, startup: Duration::ZERO },
+            period: Duration::from_secs(5),
+            queue: Queue::new("", QueuePolicy::default(), clock.clone()),
+            state: Mutex::new(state),
+            clock,
+        }
+    }
+
+    #[test]
+    fn a_silent_node_is_given_up_if_the_cache_has_its_live_lease_or_there_is_none() {
+        let node: Node = serde_json::from_value(json!({ "metadata": { "name": "n" } })).unwrap();
+        for (cached, awaited, (code, live), may, requests, awaited_then) in [
+            (Some(5), 0, (200, 5), true, 1, 0),
+            (Some(5), 0, (200, 7), false, 1, 7),
+            (None, 0, (200, 7), false, 1, 7),
+            // The cache does not have the version that was read before.
+            (Some(5), 7, (200, 5), false, 0, 7),
+            (Some(7), 7, (200, 7), true, 1, 7),
+            (Some(8), 7, (200, 8), true, 1, 7),
+            (Some(5), 0, (404, 0), true, 1, 0),
+            (None, 0, (404, 0), true, 1, 0),
+            // An error that may pass, and one that lasts.
+            (Some(5), 0, (503, 0), false, 1, 0),
+            (Some(5), 0, (403, 0), true, 1, 0),
+        ] {
+            let case = format!("cached {cached:?}, awaited {awaited}, {code} {live}");
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = asked.clone();
+            let client = block_on(answering(move |_| {
+                count.fetch_add(1, Ordering::SeqCst);
+                (code, if code == 200 { lease(live) } else { json!({}) })
+            }));
+            let this = lifecycle(client, cached, awaited);
+            assert_eq!(block_on(this.may_be_given_up(&node)), may, "{case}");
+            assert_eq!(asked.load(Ordering::SeqCst), requests, "{case}");
+            assert_eq!(this.state.lock().awaited_lease.version, awaited_then, "{case}");
+
+            let without_gate = NodeLifecycle { reads_leases: false, ..this };
+            assert!(block_on(without_gate.may_be_given_up(&node)), "{case}");
+            assert_eq!(asked.load(Ordering::SeqCst), requests, "{case}: nothing is asked");
+        }
+    }
 
     #[test]
     fn a_node_that_is_excluded_does_not_count_in_its_zone() {
