@@ -274,15 +274,19 @@ pub fn ingress_address(ingress: &Value) -> String {
     ingress_addresses(ingress).join(",")
 }
 
-/// Lists the hosts of an Ingress: three of them, and the number of the others; `*` for any host.
+/// Lists the hosts of an Ingress: three of them, and the number of the rules after them; `*` for any
+/// host. That number counts all rules but three, with hosts or without, as upstream's does.
 pub fn ingress_hosts(ingress: &Value) -> String {
+    const MAX: usize = 3;
     let rules = list(ingress, "/spec/rules");
-    let hosts: Vec<String> = rules
-        .iter()
-        .map(|rule| text(rule, "/host").to_owned())
-        .filter(|host| !host.is_empty())
-        .collect();
-    if hosts.is_empty() { "*".to_owned() } else { with_more(hosts, 3) }
+    let mut rest = rules.iter();
+    let hosts = rest.by_ref().map(|rule| text(rule, "/host")).filter(|host| !host.is_empty());
+    let shown = hosts.take(MAX).collect::<Vec<_>>().join(",");
+    match (shown.is_empty(), rest.len()) {
+        (true, _) => "*".to_owned(),
+        (false, 0) => shown,
+        (false, _) => format!("{shown} + {} more...", rules.len() - MAX),
+    }
 }
 
 /// Renders the external addresses of a Service; which ones it has depends on its type.
@@ -578,4 +582,28 @@ pub fn subjects(binding: &Value, kind: &str) -> String {
         namespace => format!("{namespace}/{}", text(subject, "/name")),
     });
     names.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_ingress_shows_three_hosts() {
+        for (hosts, expected) in [
+            (&[][..], "*"),
+            (&["", ""], "*"),
+            (&["", "a"], "a"),
+            (&["a", "", "b", "", "c"], "a,b,c"),
+            (&["a", "b", "c"], "a,b,c"),
+            (&["a", "b", "c", ""], "a,b,c + 1 more..."),
+            (&["", "a", "b", "c"], "a,b,c"),
+            (&["", "a", "b", "c", "d"], "a,b,c + 2 more..."),
+        ] {
+            let rules: Vec<Value> = hosts.iter().map(|host| json!({ "host": host })).collect();
+            let ingress = json!({ "spec": { "rules": rules } });
+            assert_eq!(ingress_hosts(&ingress), expected, "{hosts:?}");
+        }
+    }
 }
