@@ -369,12 +369,13 @@ mod tests {
                 "kubernetes.io/csi:ebs.csi.aws.com",
             ),
         ] {
-            let mut object = json!({ "metadata": { "name": "pv" }, "spec": source });
+            let mut object = json!({ "metadata": { "name": "pv" }, "spec": &source });
             object["spec"]["accessModes"] = json!(["ReadWriteOnce"]);
             let volume: PersistentVolume = serde_json::from_value(object).unwrap();
             let spec = of_volume(&volume, false).unwrap();
             assert_eq!((&*spec.volume, &*spec.plugin_name()), (unique, plugin));
             assert!(!spec.multi_attach);
+            assert_eq!(spec.migrated, source.get("awsElasticBlockStore").is_some(), "{source}");
             assert_eq!(
                 Plugin::from_unique_name(unique).map_or(Plugin::Flex, |found| found.0),
                 spec.plugin
