@@ -5,7 +5,7 @@ use super::ast::{Comprehension, Element, Entry, Expr, Field, Id, Literal, Node};
 use super::issues::Issue;
 use super::library::{self, Overload};
 use super::parser::Parsed;
-use super::types::{Fields, Substitutions, Type};
+use super::types::{Fields, Struct, Substitutions, Type};
 
 /// The type of each node, by [`Id`]. A node that a macro drops is dynamic.
 pub struct Types(Vec<Type>);
@@ -64,6 +64,18 @@ impl<'a> Checker<'a> {
     /// Reports a name that is not declared, and returns the type of an error.
     fn report_undeclared(&mut self, id: Id, name: &str) -> Type {
         self.report(id, format!("undeclared reference to '{name}' (in container '')"));
+        Type::Error
+    }
+
+    /// Reports a type whose fields are not known, and returns the type of an error.
+    fn report_unresolved(&mut self, id: Id, name: &str) -> Type {
+        self.report(id, format!("unexpected failed resolution of '{name}'"));
+        Type::Error
+    }
+
+    /// Reports a field that its type does not have, and returns the type of an error.
+    fn report_undefined(&mut self, id: Id, field: &str) -> Type {
+        self.report(id, format!("undefined field '{field}'"));
         Type::Error
     }
 
@@ -138,7 +150,7 @@ impl<'a> Checker<'a> {
         let target = inner.unwrap_or(&operand);
         let found = match target {
             Type::Map(of) => of.1.clone(),
-            Type::Struct(_) => self.field_type(expr.id, target, field),
+            Type::Struct(of) => self.field_type(expr.id, of, field),
             Type::Param(_) => {
                 self.known.assign(&Type::Dyn, target);
                 Type::Dyn
@@ -154,21 +166,12 @@ impl<'a> Checker<'a> {
         if optional || inner.is_some() { Type::optional(found) } else { found }
     }
 
-    /// Returns the type of a field of `of`; an unknown field is an issue. A type that is no struct
-    /// gives [`Type::Error`] without an issue.
-    fn field_type(&mut self, id: Id, of: &Type, field: &str) -> Type {
-        let Type::Struct(structure) = of else { return Type::Error };
-        if let Fields::Unknown = structure.fields {
-            self.report(id, format!("unexpected failed resolution of '{}'", structure.name));
-            return Type::Error;
+    /// Returns the type of a field of `of`; an unknown field is an issue.
+    fn field_type(&mut self, id: Id, of: &Struct, field: &str) -> Type {
+        if let Fields::Unknown = of.fields {
+            return self.report_unresolved(id, &of.name);
         }
-        match structure.field(field) {
-            Some(found) => found,
-            None => {
-                self.report(id, format!("undefined field '{field}'"));
-                Type::Error
-            }
-        }
+        of.field(field).unwrap_or_else(|| self.report_undefined(id, field))
     }
 
     /// Checks a call of a function or method, and returns the type of its result. Upstream:
@@ -327,9 +330,10 @@ impl<'a> Checker<'a> {
     /// Checks a message literal, and returns its type. Upstream: `checkCreateStruct`.
     fn check_struct(&mut self, expr: &Expr, name: &str, fields: &'a [Field]) -> Type {
         let Some(named) = self.lookup(name) else { return self.report_undeclared(expr.id, name) };
-        let result = match named {
-            Type::Kind(Some(of)) => match &*of {
-                Type::Struct(_) | Type::Timestamp | Type::Duration | Type::Null => (*of).clone(),
+        let name = name.strip_prefix('.').unwrap_or(name);
+        let result = match &named {
+            Type::Kind(Some(of)) => match &**of {
+                Type::Struct(_) | Type::Timestamp | Type::Duration | Type::Null => (**of).clone(),
                 other => {
                     self.report(expr.id, format!("'{}' is not a message type", other.name()));
                     Type::Error
@@ -341,20 +345,34 @@ impl<'a> Checker<'a> {
                 Type::Error
             }
         };
-        for Field { id, name, value, optional } in fields {
+        for Field { id, name: field, value, optional } in fields {
             let mut found = self.check(value);
-            let wanted = self.field_type(*id, &result, name);
+            let wanted = self.literal_field(*id, &named, name, field);
             if *optional {
                 found = self.unwrap_element(value, found);
             }
             if !self.known.assign(&wanted, &found) {
                 let message = format!(
-                    "expected type of field '{name}' is '{wanted}' but provided type is '{found}'"
+                    "expected type of field '{field}' is '{wanted}' but provided type is '{found}'"
                 );
                 self.report(*id, message);
             }
         }
         result
+    }
+
+    /// Returns the type of a field that a message literal sets. `named`: what the literal's type
+    /// `name` stands for. Upstream: `lookupFieldType`, `DeclTypeProvider.FindStructFieldType`.
+    fn literal_field(&mut self, id: Id, named: &Type, name: &str, field: &str) -> Type {
+        let Type::Kind(Some(of)) = named else { return self.report_unresolved(id, name) };
+        match &**of {
+            Type::Struct(of) => self.field_type(id, of, field),
+            Type::Timestamp | Type::Duration if matches!(field, "seconds" | "nanos") => Type::Int,
+            Type::Map(entry) => entry.1.clone(),
+            Type::Null => self.report_unresolved(id, "google.protobuf.NullValue"),
+            Type::Opaque(..) | Type::Kind(_) => self.report_unresolved(id, name),
+            _ => self.report_undefined(id, field),
+        }
     }
 
     /// Checks a macro's loop, and returns the type of its result. Each part sees the variables that

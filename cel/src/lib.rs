@@ -173,6 +173,15 @@ mod tests {
             ("object{}", "1:7: 'Thing' is not a type"),
             ("int{}", "1:4: 'int' is not a message type"),
             (
+                "google.protobuf.Timestamp{seconds: 'a'}",
+                "1:34: expected type of field 'seconds' is 'int' but provided type is 'string'",
+            ),
+            ("duration{secs: 1}", "1:14: undefined field 'secs'"),
+            (
+                "null_type{a: 1}",
+                "1:12: unexpected failed resolution of 'google.protobuf.NullValue'",
+            ),
+            (
                 "sets.contains(labels, [1])",
                 "1:14: found no matching overload for 'sets.contains' applied to '(map(string, string), list(int))'",
             ),
@@ -185,6 +194,36 @@ mod tests {
             let issues = environment().compile(source).unwrap_err();
             let first = issues.lines().next().unwrap_or_default();
             assert_eq!(first, format!("ERROR: <input>:{expected}"), "{source}");
+        }
+    }
+
+    /// The answers of a real API server.
+    #[test]
+    fn fields_of_literals_of_other_types_are_checked_too() {
+        for (source, expected) in [
+            ("int{a: 1}", &["1:4: 'int' is not a message type", "1:6: undefined field 'a'"][..]),
+            (".int{a: 1}", &["1:5: 'int' is not a message type", "1:7: undefined field 'a'"]),
+            ("list{a: 1}", &["1:5: 'list' is not a message type", "1:7: undefined field 'a'"]),
+            ("map{a: 1}", &["1:4: 'map' is not a message type"]),
+            (
+                "net.IP{a: 1}",
+                &[
+                    "1:7: 'net.IP' is not a message type",
+                    "1:9: unexpected failed resolution of 'net.IP'",
+                ],
+            ),
+            (
+                "any{a: 1}",
+                &["1:4: 'dyn' is not a type", "1:6: unexpected failed resolution of 'any'"],
+            ),
+        ] {
+            let issues = environment().compile(source).unwrap_err();
+            let found: Vec<&str> =
+                issues.lines().filter_map(|line| line.strip_prefix("ERROR: <input>:")).collect();
+            assert_eq!(found, expected, "{source}");
+        }
+        for source in ["google.protobuf.Duration{nanos: any}", "timestamp{}"] {
+            assert!(environment().compile(source).is_ok(), "{source}");
         }
     }
 
