@@ -20,13 +20,23 @@ fn api_with(service_accounts: bool) -> Arc<Api> {
 }
 
 fn send(api: &Arc<Api>, method: Method, path: &str, kind: &'static str, body: Value) -> Response {
+    let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+    send_bytes(api, method, path, kind, bytes)
+}
+
+fn send_bytes(
+    api: &Arc<Api>,
+    method: Method,
+    path: &str,
+    kind: &'static str,
+    bytes: Vec<u8>,
+) -> Response {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let mut headers = HeaderMap::new();
     headers.insert("content-type", hyper::header::HeaderValue::from_static(kind));
     let bob = User::new("bob", &["system:masters"]);
     let bearer = format!("Bearer {}", api.auth.issue(bob, vec![], None));
     headers.insert("authorization", bearer.parse().unwrap());
-    let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
     block_on(api.clone().handle(Request {
         method,
         path: path.to_owned(),
@@ -41,8 +51,11 @@ fn send(api: &Arc<Api>, method: Method, path: &str, kind: &'static str, body: Va
 fn call(api: &Arc<Api>, method: Method, path: &str, body: Value) -> (u16, Value) {
     let kind =
         if method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
-    let response = send(api, method, path, kind, body);
-    let Body::Full(bytes) = response.body else { panic!("{path}: no whole body") };
+    answer(send(api, method, path, kind, body))
+}
+
+fn answer(response: Response) -> (u16, Value) {
+    let Body::Full(bytes) = response.body else { panic!("no whole body") };
     (response.status, serde_json::from_slice(&bytes).unwrap())
 }
 
@@ -126,6 +139,30 @@ fn a_body_that_is_no_object_is_refused() {
     ] {
         for body in [json!([]), json!("text"), json!(7)] {
             assert_eq!(call(&api, method.clone(), path, body).0, 400, "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn a_patch_of_null_changes_nothing_or_is_refused() {
+    let api = api();
+    let (_, stored) = call(&api, Method::POST, MAPS, map("a"));
+    const APPLY: &str = "application/apply-patch+yaml";
+    let untyped = Err("invalid object type: /, Kind=");
+    for (kind, body, expected) in [
+        ("application/merge-patch+json", "null", Err("Invalid JSON Patch")),
+        ("application/strategic-merge-patch+json", "null", Ok(())),
+        (APPLY, "null", untyped),
+        (APPLY, "", untyped),
+    ] {
+        let path = format!("{MAP}?fieldManager=a");
+        let (code, found) =
+            answer(send_bytes(&api, Method::PATCH, &path, kind, body.as_bytes().to_vec()));
+        match expected {
+            Ok(()) => assert_eq!((code, &found), (200, &stored), "{kind}"),
+            Err(why) => {
+                assert_eq!((code, &found["message"]), (400, &json!(why)), "{kind} {body:?}");
+            }
         }
     }
 }

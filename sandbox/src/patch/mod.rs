@@ -35,14 +35,16 @@ pub fn apply(kind: &Kind, content_type: &str, original: &Value, patch: &[u8]) ->
     match media_type {
         JSON => json_patch(original, patch),
         MERGE => {
+            let patch = object(patch).map_err(unreadable)?;
+            let patch = patch.ok_or_else(|| bad_request("Invalid JSON Patch"))?;
             let mut patched = original.clone();
-            json_patch::merge(&mut patched, &object(patch)?);
+            json_patch::merge(&mut patched, &patch);
             Ok(patched)
         }
-        STRATEGIC if !kind.is_custom() => {
-            let types = schemas::types_of(kind);
-            strategic::apply(&types, original, &object(patch)?)
-        }
+        STRATEGIC if !kind.is_custom() => match object(patch).map_err(bad_request)? {
+            Some(patch) => strategic::apply(&schemas::types_of(kind), original, &patch),
+            None => Ok(original.clone()),
+        },
         other => Err(unsupported(kind, other)),
     }
 }
@@ -59,25 +61,27 @@ fn unsupported(kind: &Kind, media_type: &str) -> ApiError {
     ApiError::new(415, "UnsupportedMediaType", message)
 }
 
-fn unreadable(error: impl std::fmt::Display) -> ApiError {
-    ApiError::new(400, "BadRequest", format!("error decoding patch: {error}"))
+fn bad_request(message: impl Into<String>) -> ApiError {
+    ApiError::new(400, "BadRequest", message)
 }
 
-/// Parses a patch that must be an object.
-fn object(patch: &[u8]) -> ApiResult<Value> {
-    let patch: Value = serde_json::from_slice(patch).map_err(unreadable)?;
-    if !patch.is_object() {
-        let what = match patch {
-            Value::Array(_) => "array",
-            Value::String(_) => "string",
-            Value::Bool(_) => "bool",
-            _ => "number",
-        };
-        return Err(unreadable(format!(
-            "json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"
-        )));
-    }
-    Ok(patch)
+fn unreadable(error: impl std::fmt::Display) -> ApiError {
+    bad_request(format!("error decoding patch: {error}"))
+}
+
+/// Parses a patch that must be an object; `None`: it is null, which Go decodes as no map. Errors:
+/// why it cannot be read, in Go's words.
+fn object(patch: &[u8]) -> Result<Option<Value>, String> {
+    let patch: Value = serde_json::from_slice(patch).map_err(|error| error.to_string())?;
+    let what = match patch {
+        Value::Object(_) => return Ok(Some(patch)),
+        Value::Null => return Ok(None),
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+    };
+    Err(format!("json: cannot unmarshal {what} into Go value of type map[string]interface {{}}"))
 }
 
 /// Applies a JSON patch, within upstream's limits of operations, copied bytes and depth.
@@ -188,7 +192,9 @@ mod tests {
             (&pods(), "application/merge-patch+json; charset=utf-8", r#"{"a":null}"#, 200),
             (&pods(), MERGE, "[]", 400),
             (&pods(), MERGE, "{", 400),
+            (&pods(), MERGE, "null", 400),
             (&pods(), STRATEGIC, "{}", 200),
+            (&pods(), STRATEGIC, "null", 200),
             (&foo, MERGE, "{}", 200),
             (&foo, STRATEGIC, "{}", 415),
             (&pods(), "application/apply-patch+yaml", "{}", 415),

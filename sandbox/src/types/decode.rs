@@ -222,6 +222,11 @@ impl<'de> Visitor<'de> for Reader<'_, '_, '_> {
         Ok(Value::Null)
     }
 
+    /// An empty YAML document, which is null as in Go.
+    fn visit_none<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
     fn visit_bool<E>(mut self, value: bool) -> Result<Value, E> {
         self.expect("bool", None);
         Ok(value.into())
