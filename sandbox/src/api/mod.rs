@@ -49,7 +49,6 @@ use crate::request::payload::Payload;
 use crate::status::{ApiError, ApiResult};
 use crate::storage::registry::Registry;
 use crate::storage::store::{Backup, Store};
-use crate::types::documents::VERSION;
 use crate::types::{discovery, documents};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::server::http::{BodyError, Method, Request, Response};
@@ -207,7 +206,7 @@ impl Api {
         let asks_for = header("accept").unwrap_or_default();
         if path == "/openapi/v2" && asks_for.contains("proto-openapi.spec.v2") {
             let form = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
-            return Response::new(200, form, documents::openapi_v2_protobuf());
+            return Response::new(200, form, documents::openapi_v2_protobuf(self.minor));
         }
         let user = Arc::new(user);
         let answered = match resource {
@@ -246,8 +245,8 @@ impl Api {
         }
         let kinds = self.registry.all();
         if path.starts_with("/openapi/") {
-            let document = documents::openapi(&kinds, path).ok_or_else(failures::no_such_path)?;
-            return Ok(json_response(200, &document));
+            let document = documents::openapi(&kinds, self.minor, path);
+            return Ok(json_response(200, &document.ok_or_else(failures::no_such_path)?));
         }
         let (form, encoding) =
             accept.discovery(matches!(path.trim_end_matches('/'), "/api" | "/apis"))?;
@@ -447,11 +446,10 @@ fn deprecated(kind: &Kind) -> Option<&'static str> {
 /// Returns the answer of `/version` for a server of this minor version.
 fn version(minor: u32) -> Value {
     let (text, before) = (minor.to_string(), (minor - 1).to_string());
-    let whole = if minor == 36 { VERSION.to_owned() } else { format!("v1.{minor}.0") };
     json!({
         "major": "1", "minor": text, "emulationMajor": "1", "emulationMinor": text,
         "minCompatibilityMajor": "1", "minCompatibilityMinor": before,
-        "gitVersion": whole, "gitCommit": "", "gitTreeState": "clean",
+        "gitVersion": documents::version(minor), "gitCommit": "", "gitTreeState": "clean",
         "buildDate": "1970-01-01T00:00:00Z", "goVersion": "none", "compiler": "rustc",
         "platform": format!("{}/{}", std::env::consts::OS, std::env::consts::ARCH),
     })

@@ -168,6 +168,22 @@ fn a_patch_of_null_changes_nothing_or_is_refused() {
 }
 
 #[test]
+fn the_openapi_documents_have_the_version_of_the_server() {
+    for minor in [36, 37] {
+        let api = Arc::new(Api { minor, ..for_tests() });
+        let (_, version) = call(&api, Method::GET, "/version", Value::Null);
+        let version = version["gitVersion"].as_str().unwrap();
+        assert!(version.starts_with(&format!("v1.{minor}.")), "{version}");
+        for path in ["/openapi/v2", "/openapi/v3/api/v1", "/openapi/v3/apis/apps/v1"] {
+            let (_, document) = call(&api, Method::GET, path, Value::Null);
+            assert_eq!(document["info"]["version"], version, "{path}");
+        }
+        let document = documents::openapi_v2_protobuf(minor);
+        assert!(document.windows(version.len()).any(|part| part == version.as_bytes()));
+    }
+}
+
+#[test]
 fn token_lifetimes_have_bounds() {
     let api = api();
     let accounts = "/api/v1/namespaces/ns/serviceaccounts";

@@ -39,8 +39,9 @@ pub fn v3_index(kinds: &[Arc<Kind>]) -> Value {
     json!({ "paths": paths })
 }
 
-/// Builds the answer to `/openapi/v3/apis/GROUP/VERSION`; null when the version is not served.
-pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
+/// Builds the answer to `/openapi/v3/apis/GROUP/VERSION` of a server of this version; null when the
+/// group's version is not served.
+pub fn v3_document(kinds: &[Arc<Kind>], server: &str, group: &str, version: &str) -> Value {
     let mut paths = Map::new();
     let mut schemas = Definitions::new();
     for kind in kinds {
@@ -76,7 +77,7 @@ pub fn v3_document(kinds: &[Arc<Kind>], group: &str, version: &str) -> Value {
         return Value::Null;
     }
     json!({
-        "openapi": "3.0.0", "info": { "title": "Kubernetes", "version": "v1.36.2" },
+        "openapi": "3.0.0", "info": { "title": "Kubernetes", "version": server },
         "paths": paths, "components": { "schemas": schemas },
     })
 }
@@ -202,9 +203,9 @@ fn add_paths(kind: &Kind, schema: &str, paths: &mut Map<String, Value>) {
 
 /// Answers `/openapi/v2` with a document without types: clients then use the types that they have
 /// built in.
-pub fn v2() -> Value {
+pub fn v2(server: &str) -> Value {
     json!({
-        "swagger": "2.0", "info": { "title": "Kubernetes", "version": "v1.36.2" }, "paths": {},
+        "swagger": "2.0", "info": { "title": "Kubernetes", "version": server }, "paths": {},
         "definitions": {},
     })
 }
@@ -230,7 +231,7 @@ mod tests {
                 _ => {}
             }
         }
-        let document = v3_document(&kinds, "apps", "v1");
+        let document = v3_document(&kinds, "v1.36.2", "apps", "v1");
         let mut found = Vec::new();
         references(&document, &mut found);
         assert!(!found.is_empty());
