@@ -8,6 +8,7 @@
 mod authorizer;
 mod evaluate;
 mod formats;
+mod formatting;
 mod functions;
 mod kubernetes;
 mod lists;

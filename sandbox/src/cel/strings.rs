@@ -2,7 +2,8 @@
 
 use regex_lite::Regex;
 
-use super::value::{Key, Value, double, duration_text};
+use super::formatting::format;
+use super::value::Value;
 use super::{COST_LIMIT, Result};
 
 /// The longest text that a function makes out of copies, in bytes.
@@ -172,7 +173,7 @@ fn is_long(copies: usize, length: usize) -> bool {
 }
 
 /// Quotes a text, with escapes for control characters, quotes and backslashes.
-fn quote(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     let mut quoted = String::from("\"");
     for character in text.chars() {
         match character {
@@ -190,111 +191,4 @@ fn quote(text: &str) -> String {
     }
     quoted.push('"');
     quoted
-}
-
-/// Evaluates `'%s: %.2f'.format([…])`. Upstream: `ext.stringFormat`.
-fn format(pattern: &str, values: &[Value]) -> Result<Value> {
-    let mut text = String::new();
-    let mut used = 0;
-    let mut rest = pattern.chars().peekable();
-    while let Some(character) = rest.next() {
-        if character != '%' {
-            text.push(character);
-            continue;
-        }
-        if rest.next_if_eq(&'%').is_some() {
-            text.push('%');
-            continue;
-        }
-        let mut precision = None;
-        if rest.next_if_eq(&'.').is_some() {
-            let mut digits = String::new();
-            while let Some(digit) = rest.next_if(char::is_ascii_digit) {
-                digits.push(digit);
-            }
-            precision = digits.parse::<usize>().ok();
-        }
-        let clause = rest.next().ok_or("unexpected end of string")?;
-        let value = values.get(used).ok_or_else(|| format!("index {used} out of range"))?;
-        used += 1;
-        text.push_str(&clause_text(clause, precision.unwrap_or(6).min(100), value)?);
-    }
-    Ok(text.into())
-}
-
-/// Formats one value as the letter after `%` asks: `s` text, `d` decimal, `f` fixed-point, `e`
-/// scientific, `b`, `o`, `x` and `X` other bases. Errors: the letter is unknown, or the value's type
-/// does not fit it.
-fn clause_text(letter: char, precision: usize, value: &Value) -> Result<String> {
-    let wrong_type = |clause: &str| {
-        Err(format!(
-            "error during formatting: {clause} clause can only be used on numbers, was given {}",
-            value.type_name()
-        ))
-    };
-    Ok(match (letter, value) {
-        ('s', _) => display_text(value),
-        ('d', Value::Int(_) | Value::Uint(_)) => value.text().unwrap_or_default(),
-        ('f', Value::Double(number)) => format!("{number:.precision$}"),
-        ('e', Value::Double(number)) => {
-            let text = format!("{number:.precision$e}");
-            let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-            match exponent.strip_prefix('-') {
-                Some(exponent) => format!("{digits}e-{exponent:0>2}"),
-                None => format!("{digits}e+{exponent:0>2}"),
-            }
-        }
-        ('b', Value::Int(number)) => signed(*number, &format!("{:b}", number.unsigned_abs())),
-        ('b', Value::Uint(number)) => format!("{number:b}"),
-        ('b', Value::Bool(value)) => u8::from(*value).to_string(),
-        ('o', Value::Int(number)) => signed(*number, &format!("{:o}", number.unsigned_abs())),
-        ('o', Value::Uint(number)) => format!("{number:o}"),
-        ('x', Value::Int(number)) => signed(*number, &format!("{:x}", number.unsigned_abs())),
-        ('X', Value::Int(number)) => signed(*number, &format!("{:X}", number.unsigned_abs())),
-        ('x', Value::Uint(number)) => format!("{number:x}"),
-        ('X', Value::Uint(number)) => format!("{number:X}"),
-        ('x', Value::String(text)) => hexadecimal(text.as_bytes()),
-        ('x', Value::Bytes(bytes)) => hexadecimal(bytes),
-        ('X', Value::String(text)) => hexadecimal(text.as_bytes()).to_uppercase(),
-        ('X', Value::Bytes(bytes)) => hexadecimal(bytes).to_uppercase(),
-        ('d', _) => return wrong_type("decimal"),
-        ('f', _) => return wrong_type("fixed-point"),
-        ('e', _) => return wrong_type("scientific"),
-        ('b' | 'o' | 'x' | 'X', _) => return wrong_type("integer"),
-        _ => {
-            return Err(format!(
-                "error during formatting: unrecognized formatting clause {letter:?}"
-            ));
-        }
-    })
-}
-
-fn signed(number: i64, digits: &str) -> String {
-    if number < 0 { format!("-{digits}") } else { digits.to_owned() }
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Formats a value as `%s` shows it.
-fn display_text(value: &Value) -> String {
-    match value {
-        Value::Null => "null".to_owned(),
-        Value::Double(number) => double(*number),
-        Value::Duration(duration) => duration_text(*duration),
-        Value::Type(name) => name.to_string(),
-        Value::List(items) => {
-            let items: Vec<String> = items.iter().map(display_text).collect();
-            format!("[{}]", items.join(", "))
-        }
-        Value::Map(members) => {
-            let one = |(key, value): (&Key, &Value)| {
-                format!("{}: {}", display_text(&key.value()), display_text(value))
-            };
-            let members: Vec<String> = members.iter().map(one).collect();
-            format!("{{{}}}", members.join(", "))
-        }
-        other => other.text().unwrap_or_else(|| other.type_name().to_owned()),
-    }
 }

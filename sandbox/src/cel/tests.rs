@@ -76,7 +76,7 @@ fn expressions_that_hold() {
         "string(1.5) + string(2) + string(true) == '1.52true' && int('7') + int(2.9) == 9",
         "type(1) == int && type(object) == map && type('') != type(b'')",
         "b'\\xff' != b'ab' && bytes('ab') == b'ab' && size('\u{e9}\u{e9}') == 2",
-        "'%s %d %.2f %x %s'.format(['a', 3, 1.0, 255, [1, 'b']]) == 'a 3 1.00 ff [1, b]'",
+        "'%s %d %.2f %x %s'.format(['a', 3, 1.0, 255, [1, 'b']]) == 'a 3 1.00 ff [1, \"b\"]'",
         "'a,b,c'.split(',') == ['a', 'b', 'c'] && 'a,b,c'.split(',', 2)[1] == 'b,c'",
         "['a', 'b'].join('-') == 'a-b' && 'abc'.substring(1, 2) == 'b' && 'abc'.charAt(3) == ''",
         "'tacocat'.indexOf('c', 3) == 4 && 'tacocat'.lastIndexOf('a') == 5",
