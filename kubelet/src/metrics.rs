@@ -1,6 +1,7 @@
 //! The kubelet's metrics, under upstream's names. Upstream: `pkg/kubelet/metrics`.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -252,8 +253,42 @@ pub fn observe_start(total: Duration, own: Option<Duration>) {
 pub fn set_first_network_start(own: Duration) {
     static IS_SET: AtomicBool = AtomicBool::new(false);
     if !IS_SET.swap(true, Ordering::Relaxed) {
-        FIRST_NETWORK_START.with_label_values(&NO_LABELS).set(own.as_secs_f64());
+        set_seconds(&FIRST_NETWORK_START, own);
     }
+}
+
+/// Sets a gauge that has no labels to a duration.
+pub fn set_seconds(gauge: &GaugeVec, duration: Duration) {
+    gauge.with_label_values(&NO_LABELS).set(duration.as_secs_f64());
+}
+
+/// Where a plugin is known: its socket is there, or it is registered. Upstream: the names of the
+/// plugin manager's caches.
+#[derive(Clone, Copy, Debug)]
+pub enum PluginState {
+    Desired,
+    Actual,
+}
+
+/// Shows that the plugin of a socket is in a state, or not any more.
+pub fn set_plugin(socket: &Path, state: PluginState, is_there: bool) {
+    let socket = socket.display().to_string();
+    let state = match state {
+        PluginState::Desired => "desired_state_of_world",
+        PluginState::Actual => "actual_state_of_world",
+    };
+    let labels = [&*socket, state];
+    match is_there {
+        true => PLUGINS.with_label_values(&labels).set(1),
+        // It may not have been there.
+        false => _ = PLUGINS.remove_label_values(&labels),
+    }
+}
+
+/// Counts volumes that were read from the disk at the start, `failed` of them in vain.
+pub fn count_reconstructed(all: u64, failed: u64) {
+    RECONSTRUCTED.inc_by(all);
+    RECONSTRUCTED_ERRORS.inc_by(failed);
 }
 
 /// Counts a request for an image, with its pull policy, whether the image is there, and whether it
@@ -312,6 +347,14 @@ metrics! {
         "driver_name", "method_name", "grpc_status_code", "migrated"
     ](STORAGE_BUCKETS) = "csi_operations_seconds",
         "[ALPHA] Container Storage Interface operation duration with gRPC error code status total";
+    // Upstream: `pkg/kubelet/volumemanager/metrics`.
+    static RECONSTRUCTED: IntCounter = "reconstruct_volume_operations_total",
+        "[ALPHA] The number of volumes that were attempted to be reconstructed from the operating system during kubelet startup. This includes both successful and failed reconstruction.";
+    static RECONSTRUCTED_ERRORS: IntCounter = "reconstruct_volume_operations_errors_total",
+        "[ALPHA] The number of volumes that failed reconstruction from the operating system during kubelet startup.";
+    // Upstream: `pkg/kubelet/pluginmanager/metrics`.
+    static PLUGINS: IntGaugeVec["socket_path", "state"] = "plugin_manager_total_plugins",
+        "[ALPHA] Number of plugins in Plugin Manager";
     // Upstream: `pkg/kubelet/server/metrics`.
     pub static VOLUME_MEASUREMENT: HistogramVec["metric_source"] =
         "kubelet_volume_metric_collection_duration_seconds",
@@ -346,6 +389,18 @@ metrics! {
         "[ALPHA] Duration in seconds to start a pod since creation, including time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
     static FIRST_NETWORK_START: GaugeVec = "kubelet_first_network_pod_start_sli_duration_seconds",
         "[INTERNAL] Duration in seconds to start the first network pod, excluding time to pull images and run init containers, measured from pod creation timestamp to when all its containers are reported as started and observed via watch";
+    pub static STARTUP_PRE_KUBELET: GaugeVec = "kubelet_node_startup_pre_kubelet_duration_seconds",
+        "[ALPHA] Duration in seconds of node startup before kubelet starts.";
+    pub static STARTUP_PRE_REGISTRATION: GaugeVec =
+        "kubelet_node_startup_pre_registration_duration_seconds",
+        "[ALPHA] Duration in seconds of node startup before registration.";
+    pub static STARTUP_REGISTRATION: GaugeVec = "kubelet_node_startup_registration_duration_seconds",
+        "[ALPHA] Duration in seconds of node startup during registration.";
+    pub static STARTUP_POST_REGISTRATION: GaugeVec =
+        "kubelet_node_startup_post_registration_duration_seconds",
+        "[ALPHA] Duration in seconds of node startup after registration.";
+    pub static STARTUP: GaugeVec = "kubelet_node_startup_duration_seconds",
+        "[ALPHA] Duration in seconds of node startup in total.";
     pub static STATUS_SYNC: Histogram(STATUS_BUCKETS) = "kubelet_pod_status_sync_duration_seconds",
         "[ALPHA] Duration in seconds to sync a pod status update. Measures time from detection of a change to pod status until the API is successfully updated for that pod, even if multiple intevening changes to pod status occur.";
     pub static RELIST: Histogram = "kubelet_pleg_relist_duration_seconds",
@@ -492,7 +547,16 @@ pub fn register() {
     // What cAdvisor counts is read from the same files.
     PROVIDER.with_label_values(&["cadvisor"]).set(1);
     set_shutdown(0.0, 0.0);
-    FIRST_NETWORK_START.with_label_values(&NO_LABELS).set(0.0);
+    for gauge in [
+        &FIRST_NETWORK_START,
+        &STARTUP_PRE_KUBELET,
+        &STARTUP_PRE_REGISTRATION,
+        &STARTUP_REGISTRATION,
+        &STARTUP_POST_REGISTRATION,
+        &STARTUP,
+    ] {
+        set_seconds(gauge, Duration::ZERO);
+    }
 }
 
 /// Sets when the last shutdown of the machine began and ended, in seconds since 1970; 0: not yet.

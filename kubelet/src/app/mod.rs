@@ -26,6 +26,7 @@ use kube_controller_manager::open_files;
 use kube_controller_manager::options::{answer, git_version, version};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
+use parking_lot::Mutex;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use self::error::Error;
@@ -54,7 +55,7 @@ use crate::metrics;
 use crate::node::address::{NodeAddress, NodeIps};
 use crate::node::heartbeat::Heartbeats;
 use crate::node::lease::LeaseController;
-use crate::node::machine_info::MachineInfo;
+use crate::node::machine_info::{self, MachineInfo};
 use crate::node::network::NetworkState;
 use crate::node::oom;
 use crate::node::own::OwnNode;
@@ -62,7 +63,7 @@ use crate::node::pressure::NodePressure;
 use crate::node::register::{self, Registration};
 use crate::node::resources::{self, NodeResources, PodLimit};
 use crate::node::status::Constants;
-use crate::node_sync::{self, NodeSync, Periods, RuntimeWatch};
+use crate::node_sync::{self, NodeStartup, NodeSync, Periods, RuntimeWatch};
 use crate::objects::Objects;
 use crate::objects::folder::{self, LocalObjects};
 use crate::options::configuration::{Configuration, JSON};
@@ -290,6 +291,7 @@ async fn serve(
             update: configuration.node_status_update_frequency.0,
             report: configuration.node_status_report_frequency.0,
         },
+        startup: Mutex::new(NodeStartup::new(machine_info::boot_time(), clock.now())),
         state: node_sync::State::default(),
     };
     node_sync.prepare().await;

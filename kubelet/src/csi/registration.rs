@@ -21,6 +21,7 @@ use super::registration_api::{
 use super::{CsiDrivers, Driver, Drivers};
 use crate::causes::chain;
 use crate::files::folder_watch::{Change, FolderWatch};
+use crate::metrics::{self, PluginState};
 
 /// How long a watch that failed is not set up again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -126,12 +127,14 @@ impl DriverRegistration {
         let stop = StopToken::new();
         let (own, of, until) = (self.clone(), path.to_owned(), stop.clone());
         let running = task::spawn(async move { own.keep_registered(&of, until).await });
+        metrics::set_plugin(path, PluginState::Desired, true);
         sockets.insert(path.to_owned(), Socket { stop, running });
     }
 
     /// Ends the task of a socket, if it has one, and waits until its driver is deregistered.
     async fn end_socket(&self, sockets: &mut BTreeMap<PathBuf, Socket>, path: &Path) {
         if let Some(socket) = sockets.remove(path) {
+            metrics::set_plugin(path, PluginState::Desired, false);
             socket.stop.stop();
             socket.running.await;
         }
@@ -145,6 +148,7 @@ impl DriverRegistration {
             match stop.unless_stopped(self.register(socket, &mut name)).await {
                 None => break,
                 Some(Ok(())) => {
+                    metrics::set_plugin(socket, PluginState::Actual, true);
                     stop.unless_stopped(self.keep_allocatable(name.as_deref())).await;
                     stop.stopped().await;
                     break;
@@ -159,6 +163,7 @@ impl DriverRegistration {
             wait = (wait * 2).min(MAX_WAIT);
         }
         self.deregister(name).await;
+        metrics::set_plugin(socket, PluginState::Actual, false);
     }
 
     /// Asks a plugin what it is, registers it, and notifies it of the outcome. Sets `name` to the
@@ -288,6 +293,10 @@ fn is_socket(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use futures_lite::future::block_on;
+    use kube_controller_manager::clock::FakeClock;
+    use kube_controller_manager::objects::Timestamp;
+
     use super::*;
 
     #[test]
@@ -304,6 +313,40 @@ mod tests {
         ] {
             assert_eq!(Due::next(before, period, seconds(now)), expected, "{before:?} {period:?}");
         }
+    }
+
+    #[test]
+    fn the_sockets_of_plugins_are_shown_while_they_are_there() {
+        let name = format!("kubelet-plugin-metrics-{}", std::process::id());
+        let folder = std::env::temp_dir().join(name);
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let socket = folder.join("a.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("a socket");
+        let clock = FakeClock::new(Timestamp::from_secs(1000));
+        let registration = DriverRegistration {
+            folder: folder.clone(),
+            drivers: Drivers::default(),
+            server: None,
+            clock,
+        };
+        let line = format!(
+            "plugin_manager_total_plugins{{socket_path=\"{}\",state=\"desired_state_of_world\"}} 1\n",
+            socket.display()
+        );
+        let shown = || {
+            let page = kube_controller_manager::metrics::render();
+            String::from_utf8(page).expect("text").contains(&line)
+        };
+        let mut sockets = BTreeMap::new();
+        for (is_there, expected) in [(true, true), (false, false)] {
+            if !is_there {
+                std::fs::remove_file(&socket).expect("removed");
+            }
+            block_on(registration.compare(&mut sockets));
+            assert_eq!(shown(), expected, "{line}");
+        }
+        drop(listener);
+        std::fs::remove_dir(&folder).expect("removed");
     }
 
     #[test]

@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::Path;
 
+use kube_controller_manager::objects::Timestamp;
+
 use super::huge_pages::PageSize;
 
 /// The machine. Read once: what of it may change, such as online CPUs, counts from the next start.
@@ -58,6 +60,18 @@ impl MachineInfo {
             },
         }
     }
+}
+
+/// Returns when the machine was started, in whole seconds; `None`: the kernel does not say. Blocks.
+/// Upstream: `GetBootTime`.
+pub fn boot_time() -> Option<Timestamp> {
+    btime(&fs::read_to_string("/proc/stat").ok()?)
+}
+
+/// Returns the time of the start in the content of `/proc/stat`.
+fn btime(stat: &str) -> Option<Timestamp> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("btime "));
+    line?.trim().parse().ok().map(Timestamp::from_secs)
 }
 
 /// Returns the content of the first file that can be read; empty if no file can.
@@ -134,6 +148,17 @@ mod tests {
         });
         let list = fs::read_to_string("/sys/devices/system/cpu/online").expect("the CPUs");
         assert_eq!(Some(of_thread.join().expect("a number")), count_cpus(&list));
+    }
+
+    #[test]
+    fn the_time_of_the_start_is_read() {
+        for (stat, expected) in [
+            ("cpu  1 2\nctxt 9\nbtime 1700000000\nprocesses 3\n", Some(1_700_000_000)),
+            ("btime x\n", None),
+            ("cpu 1\n", None),
+        ] {
+            assert_eq!(btime(stat), expected.map(Timestamp::from_secs), "{stat:?}");
+        }
     }
 
     #[test]

@@ -125,8 +125,8 @@ impl Registration {
     }
 }
 
-/// Creates the Node, or brings an existing one up to date. Each request has a time of its own.
-/// `former_devices`: extended resources that no plugin provides now.
+/// Creates the Node, or brings an existing one up to date; returns whether it is new. Each request
+/// has a time of its own. `former_devices`: extended resources that no plugin provides now.
 ///
 /// # Errors
 /// Those of the requests: another attempt may succeed.
@@ -134,10 +134,10 @@ pub async fn try_register(
     heartbeats: &Heartbeats,
     initial: &core::Node,
     former_devices: &[String],
-) -> Result<(), Error> {
+) -> Result<bool, Error> {
     let nodes = heartbeats.client().resource(&Node::RESOURCE);
     let created = heartbeats.within(nodes.create_for_metadata("", initial)).await;
-    let Err(error) = created else { return Ok(()) };
+    let Err(error) = created else { return Ok(true) };
     // A node may be allowed to read and update its Node, and not to create it.
     if !error.is_already_exists() && !error.is_forbidden() {
         return Err(error);
@@ -164,7 +164,7 @@ pub async fn try_register(
         let status = nodes.subresource("status");
         heartbeats.within(status.patch_for_metadata(&key, &change)).await?;
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Brings an existing Node up to date with what the kubelet would register: default labels, the

@@ -2,6 +2,7 @@
 //! when it has changed. Upstream: `Kubelet.syncNodeStatus`, `fastStatusUpdateOnce`.
 
 mod runtime;
+mod startup;
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -19,6 +20,7 @@ use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 
 pub use self::runtime::RuntimeWatch;
+pub use self::startup::NodeStartup;
 use crate::causes::chain;
 use crate::csi::NodeInfo;
 use crate::events;
@@ -102,6 +104,7 @@ pub struct NodeSync {
     pub csi_node: Option<NodeInfo>,
     pub clock: SharedClock,
     pub periods: Periods,
+    pub startup: Mutex<NodeStartup>,
     pub state: State,
 }
 
@@ -278,6 +281,7 @@ impl NodeSync {
     async fn register(&self, heartbeats: &Heartbeats, kubelet: &Kubelet) {
         let mut delay = None;
         while !self.state.written.lock().is_registered {
+            self.startup.lock().registers(self.clock.now());
             delay = Some(register::next_delay(delay));
             self.clock.sleep(delay.unwrap_or_default()).await;
             let (node, events) = self.initial(kubelet.pleg_fault()).await;
@@ -286,7 +290,10 @@ impl NodeSync {
             log::info!("Attempting to register node {name}");
             let former = &self.registration.former_devices;
             match register::try_register(heartbeats, &node, former).await {
-                Ok(()) => {
+                Ok(is_new) => {
+                    if is_new {
+                        self.startup.lock().is_registered(self.clock.now());
+                    }
                     log::info!("Successfully registered node {name}");
                     self.state.written.lock().is_registered = true;
                     self.record(&events);
@@ -397,6 +404,10 @@ impl NodeSync {
         let status = nodes.subresource("status");
         let answer = heartbeats.within(status.patch_for_metadata(&key, &change)).await;
         answer.map_err(Error::Write)?;
+        let conditions = status_of(&after).conditions.as_deref().unwrap_or_default();
+        if conditions::ready(conditions).is_some_and(|ready| ready.status == "True") {
+            self.startup.lock().is_ready(self.clock.now());
+        }
         volumes.mark_reported(in_use.as_deref().unwrap_or_default());
         let now = self.clock.monotonic();
         let mut written = self.state.written.lock();

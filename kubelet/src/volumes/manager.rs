@@ -24,7 +24,7 @@ use kube_controller_manager::task::{self, StopToken, notify_all};
 use parking_lot::Mutex;
 
 use super::backoff::{Backoff, LONGEST};
-use super::csi::{self, Handle, Staged};
+use super::csi::{self, Handle, Published, Staged};
 use super::in_use::VolumesInUse;
 use super::locks::{Held, Locks};
 use super::set_up::{Attempt, lock_name};
@@ -35,6 +35,7 @@ use crate::causes::chain;
 use crate::concurrent::join_all;
 use crate::csi::{CsiDrivers, Drivers, NodeInfo, unique_name};
 use crate::events;
+use crate::metrics;
 use crate::node::own::OwnNode;
 use crate::objects::Objects;
 use crate::pod::{Pod, PodExt, Uid};
@@ -472,30 +473,32 @@ impl Inner {
         let Some(server) = &self.server else { return };
         server.csi_drivers.synced().await;
         let mut backoff = Backoff::default();
-        let names = loop {
+        let found = loop {
             match self.names_on_disk().await {
-                Ok(names) => break names,
+                Ok(found) => break found,
                 Err(error) => log::error!("volumes in use: {}", chain(&error)),
             }
             self.clock.sleep(backoff.fail(self.clock.monotonic())).await;
         };
         let attaches =
             |driver: &str| server.csi_drivers.get(driver).is_ok_and(|object| object.attaches());
-        let names = names.into_iter().filter(|(driver, _)| attaches(driver));
+        metrics::count_reconstructed(found.all, found.unreadable);
+        let names = found.names.into_iter().filter(|(driver, _)| attaches(driver));
         self.in_use.begin(names.map(|(driver, handle)| unique_name(&driver, &handle)));
         // Pods may have asked before.
         self.sync_again(|pod| pod.waits);
     }
 
-    /// Returns the drivers and handles of volumes that are staged or published.
-    async fn names_on_disk(&self) -> Result<BTreeSet<(String, String)>, Error> {
+    /// Reads which volumes are published; their names are with those of the staged ones.
+    async fn names_on_disk(&self) -> Result<Published, Error> {
         let folders = self.folders.clone();
-        let names = task::blocking(move || -> io::Result<_> {
+        let found = task::blocking(move || -> io::Result<_> {
             let staged = csi::staged(&folders)?.into_iter();
-            let staged = staged.map(|volume| (volume.driver, volume.handle));
-            Ok(staged.chain(csi::published(&folders)?).collect())
+            let mut found = csi::published(&folders)?;
+            found.names.extend(staged.map(|volume| (volume.driver, volume.handle)));
+            Ok(found)
         });
-        names.await.map_err(Error::at(&self.folders.root))
+        found.await.map_err(Error::at(&self.folders.root))
     }
 
     /// Waits for changes of the Node, of the drivers and of the reported volumes, for ever, and
@@ -586,7 +589,9 @@ impl Inner {
         }
         // Those of drivers that stage nothing.
         let on_disk: BTreeSet<String> = match self.names_on_disk().await {
-            Ok(names) => names.iter().map(|(driver, handle)| unique_name(driver, handle)).collect(),
+            Ok(found) => {
+                found.names.iter().map(|(driver, handle)| unique_name(driver, handle)).collect()
+            }
             Err(error) => {
                 log::error!("volumes in use: {}", chain(&error));
                 return false;

@@ -1,6 +1,7 @@
 //! Volumes of CSI drivers on the disk: upstream's folders and files, which say after a restart what is
 //! staged and published.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -130,19 +131,34 @@ pub(in crate::volumes) fn entries(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Lists the persistent volumes of files that are published for pods, by driver and handle. Blocks.
+/// What is read of the volumes of files that are published for pods.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::volumes) struct Published {
+    /// The drivers and handles of the persistent ones.
+    pub(in crate::volumes) names: BTreeSet<(String, String)>,
+    /// The number of all of them.
+    pub(in crate::volumes) all: u64,
+    /// The number of those without data that can be read.
+    pub(in crate::volumes) unreadable: u64,
+}
+
+/// Reads the volumes of files that are published for pods. Blocks.
 ///
 /// # Errors
 /// A folder cannot be read: there may be others.
-pub(in crate::volumes) fn published(folders: &Folders) -> io::Result<Vec<(String, String)>> {
-    let mut names = Vec::new();
+pub(in crate::volumes) fn published(folders: &Folders) -> io::Result<Published> {
+    let mut found = Published::default();
     for pod in entries(&folders.pods())? {
-        let volumes = entries(&pod.join("volumes").join(FOLDER))?.into_iter();
-        let loaded = volumes.filter_map(|volume| load(&volume));
-        let persistent = loaded.filter(|data| data.lifecycle != Some(Lifecycle::Ephemeral));
-        names.extend(persistent.map(|data| (data.driver_name, data.volume_handle)));
+        for volume in entries(&pod.join("volumes").join(FOLDER))? {
+            found.all += 1;
+            match load(&volume) {
+                Some(data) if data.lifecycle == Some(Lifecycle::Ephemeral) => {}
+                Some(data) => drop(found.names.insert((data.driver_name, data.volume_handle))),
+                None => found.unreadable += 1,
+            }
+        }
     }
-    Ok(names)
+    Ok(found)
 }
 
 /// Lists the uids of the pods that have a staged volume published, or whose publication has begun,
@@ -302,6 +318,9 @@ mod tests {
         // A file that cannot be read may be of this volume.
         fs::write(folders.published(&uid("two"), "v").join("vol_data.json"), "{").expect("a file");
         assert_eq!(users(&folders, &found[0]).expect("folders").len(), 2);
+        let names = [("d".to_owned(), "h".to_owned())].into();
+        let expected = Published { names, all: 2, unreadable: 1 };
+        assert_eq!(published(&folders).expect("folders"), expected);
         for staged in &found {
             remove_staged(staged).expect("removed");
             remove_staged(staged).expect("removed before");

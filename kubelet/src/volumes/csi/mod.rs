@@ -17,7 +17,7 @@ use kube_controller_manager::task;
 use serde_json::{Value, json};
 
 pub(super) use self::disk::{
-    FOLDER, Staged, absent_is_fine, entries, make_link, published, staged, users,
+    FOLDER, Published, Staged, absent_is_fine, entries, make_link, published, staged, users,
 };
 use self::disk::{UPSTREAMS_DEVICES, remove_published, remove_staged};
 pub(super) use self::volume::{CsiVolume, Handle};
