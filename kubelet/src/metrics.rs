@@ -321,19 +321,30 @@ pub fn observe_credential_provider(name: &str, has_failed: bool, took: Duration)
     }
 }
 
-/// Counts an operation on a volume.
-pub fn observe_storage(plugin: &str, operation: &str, is_done: bool, took: Duration) {
+/// Returns the label of a volume by whether it is one of an in-tree plugin, which a CSI driver has
+/// taken over.
+fn migrated_label(migrated: bool) -> &'static str {
+    if migrated { "true" } else { "false" }
+}
+
+/// Counts an operation on a volume. `migrated`: it is one of an in-tree plugin.
+pub fn observe_storage(
+    plugin: &str,
+    operation: &str,
+    is_done: bool,
+    migrated: bool,
+    took: Duration,
+) {
     let status = if is_done { "success" } else { "fail-unknown" };
-    // `migrated` is always false: the volume of an in-tree plugin counts as one of its CSI driver.
-    let labels = [plugin, operation, status, "false"];
+    let labels = [plugin, operation, status, migrated_label(migrated)];
     STORAGE_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
 }
 
-/// Counts a call to a driver of volumes. `code`: by its name in Go.
-pub fn observe_csi(driver: &str, method: &str, code: &str, took: Duration) {
+/// Counts a call to a driver of volumes. `code`: by its name in Go; `migrated`: for a volume of an
+/// in-tree plugin.
+pub fn observe_csi(driver: &str, method: &str, code: &str, migrated: bool, took: Duration) {
     let method = format!("/{method}");
-    // `migrated` is always false: the volume of an in-tree plugin counts as one of its CSI driver.
-    let labels = [driver, &method, code, "false"];
+    let labels = [driver, &method, code, migrated_label(migrated)];
     CSI_OPERATION.with_label_values(&labels).observe(took.as_secs_f64());
 }
 
@@ -681,6 +692,27 @@ mod tests {
                 .to_owned(),
         ];
         assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn operations_say_whether_their_volume_is_of_an_in_tree_plugin() {
+        for (migrated, label) in [(false, "false"), (true, "true")] {
+            observe_storage("p", "volume_mount", true, migrated, Duration::ZERO);
+            observe_csi("d", "m", "OK", migrated, Duration::ZERO);
+            let page = String::from_utf8(metrics::render()).expect("text");
+            for line in [
+                format!(
+                    "storage_operation_duration_seconds_count{{migrated=\"{label}\",\
+                     operation_name=\"volume_mount\",status=\"success\",volume_plugin=\"p\"}} 1\n"
+                ),
+                format!(
+                    "csi_operations_seconds_count{{driver_name=\"d\",grpc_status_code=\"OK\",\
+                     method_name=\"/m\",migrated=\"{label}\"}} 1\n"
+                ),
+            ] {
+                assert!(page.contains(&line), "{line}: {page}");
+            }
+        }
     }
 
     #[test]

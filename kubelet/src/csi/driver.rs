@@ -128,6 +128,8 @@ pub struct Stage {
     pub secrets: HashMap<String, String>,
     /// The first one of the volume, as Kubernetes names it.
     pub access_mode: String,
+    /// The volume is one of an in-tree plugin: its calls are counted as such.
+    pub migrated: bool,
     /// `None`: a block volume.
     pub mount: Option<MountVolume>,
 }
@@ -158,18 +160,30 @@ impl Driver {
         Arc::ptr_eq(&self.name, &other.name)
     }
 
-    /// Calls a method of the driver's node service, and observes the call in upstream's metric.
+    /// Calls a method of the driver's node service. It counts as for a volume of the driver itself,
+    /// as upstream's calls do that end the use of any volume.
     async fn call<A: Message + Default>(
         &self,
         method: &'static str,
         request: &impl Message,
+    ) -> Result<A, Error> {
+        self.call_for(method, request, false).await
+    }
+
+    /// Calls a method of the driver's node service, and observes the call in upstream's metric.
+    /// `migrated`: for a volume of an in-tree plugin.
+    async fn call_for<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+        migrated: bool,
     ) -> Result<A, Error> {
         let clock = self.channel.clock();
         let begin = clock.monotonic();
         let answer: Result<A, grpc::Error> =
             self.channel.call(method, request, Some(TIMEOUT)).await;
         let took = clock.monotonic().saturating_sub(begin);
-        metrics::observe_csi(&self.name, method, &code(answer.as_ref().err()), took);
+        metrics::observe_csi(&self.name, method, &code(answer.as_ref().err()), migrated, took);
         Ok(answer?)
     }
 
@@ -181,13 +195,14 @@ impl Driver {
         self.call("csi.v1.Node/NodeGetInfo", &api::NodeGetInfoRequest {}).await
     }
 
-    /// Asks the driver what it can do on the node.
+    /// Asks the driver what it can do on the node. `migrated`: for a volume of an in-tree plugin.
     ///
     /// # Errors
     /// See [`Driver::info`].
-    pub async fn capabilities(&self) -> Result<Capabilities, Error> {
+    pub async fn capabilities(&self, migrated: bool) -> Result<Capabilities, Error> {
+        let method = "csi.v1.Node/NodeGetCapabilities";
         let request = api::NodeGetCapabilitiesRequest {};
-        Ok(Capabilities::of(&self.call("csi.v1.Node/NodeGetCapabilities", &request).await?))
+        Ok(Capabilities::of(&self.call_for(method, &request, migrated).await?))
     }
 
     /// Stages a volume on the node, before it is published to pods.
@@ -195,6 +210,7 @@ impl Driver {
     /// # Errors
     /// See [`Driver::info`].
     pub async fn stage(&self, able: Capabilities, stage: Stage) -> Result<(), Error> {
+        let migrated = stage.migrated;
         let request = api::NodeStageVolumeRequest {
             volume_id: stage.handle,
             publish_context: stage.publish_context,
@@ -204,7 +220,7 @@ impl Driver {
             volume_context: stage.attributes,
         };
         let method = "csi.v1.Node/NodeStageVolume";
-        self.call::<api::NodeStageVolumeResponse>(method, &request).await.map(drop)
+        self.call_for::<api::NodeStageVolumeResponse>(method, &request, migrated).await.map(drop)
     }
 
     /// Unstages a volume, after it is unpublished from all pods.
@@ -226,6 +242,7 @@ impl Driver {
     /// See [`Driver::info`].
     pub async fn publish(&self, able: Capabilities, publish: Publish) -> Result<(), Error> {
         let Publish { stage, staging_path, read_only } = publish;
+        let migrated = stage.migrated;
         let request = api::NodePublishVolumeRequest {
             volume_id: stage.handle,
             publish_context: stage.publish_context,
@@ -237,7 +254,7 @@ impl Driver {
             volume_context: stage.attributes,
         };
         let method = "csi.v1.Node/NodePublishVolume";
-        self.call::<api::NodePublishVolumeResponse>(method, &request).await.map(drop)
+        self.call_for::<api::NodePublishVolumeResponse>(method, &request, migrated).await.map(drop)
     }
 
     /// Unpublishes a volume from a pod.
@@ -259,7 +276,7 @@ impl Driver {
     /// # Errors
     /// See [`Driver::info`]; or the driver says nothing.
     pub async fn volume_stats(&self, handle: &str, path: &Path) -> Result<Option<Amounts>, Error> {
-        if !self.capabilities().await?.has_stats {
+        if !self.capabilities(false).await?.has_stats {
             return Ok(None);
         }
         let request = api::NodeGetVolumeStatsRequest {
@@ -286,6 +303,7 @@ impl Driver {
         bytes: i64,
     ) -> Result<(), Error> {
         let Publish { stage, staging_path, .. } = publish;
+        let migrated = stage.migrated;
         let request = api::NodeExpandVolumeRequest {
             volume_id: stage.handle,
             volume_path: stage.path,
@@ -295,7 +313,7 @@ impl Driver {
             secrets: stage.secrets,
         };
         let method = "csi.v1.Node/NodeExpandVolume";
-        self.call::<api::NodeExpandVolumeResponse>(method, &request).await.map(drop)
+        self.call_for::<api::NodeExpandVolumeResponse>(method, &request, migrated).await.map(drop)
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Bound {
     pub volume: Arc<core::PersistentVolume>,
     /// As the pod mounts it.
     pub read_only: bool,
+    /// The volume is one of an in-tree plugin, which a CSI driver has taken over.
+    pub migrated: bool,
 }
 
 impl Bound {
@@ -119,10 +121,10 @@ pub(super) async fn bound(
     let found = client.resource(&VOLUMES).get(&ObjectKey::cluster(&volume_name)).await;
     let found: WholeObject<core::PersistentVolume> = found
         .map_err(|source| of_claim(Error::FetchVolume { name: volume_name.clone(), source }))?;
-    let mut bound = Bound { claim, volume: found.object().clone(), read_only };
+    let mut bound = Bound { claim, volume: found.object().clone(), read_only, migrated: false };
     check_volume(&bound).map_err(of_claim)?;
     if let Some(translated) = in_tree::translate(&bound.volume)? {
-        bound.volume = Arc::new(translated);
+        (bound.volume, bound.migrated) = (Arc::new(translated), true);
     }
     check_mode(pod, &volume.name, mode(&bound.volume))?;
     Ok(bound)
@@ -228,6 +230,7 @@ mod tests {
                     .expect("a volume"),
             ),
             read_only: false,
+            migrated: false,
         };
         for (spec, expected) in [
             (json!({"claimRef": {"uid": "c"}}), Ok(())),

@@ -215,6 +215,7 @@ mod tests {
             claim: Arc::new(serde_json::from_value(json!({"status": status})).expect("a claim")),
             volume: Arc::new(serde_json::from_value(volume).expect("a volume")),
             read_only,
+            migrated: false,
         }
     }
 

@@ -120,6 +120,9 @@ pub(super) struct State {
     /// Volumes that their drivers do not expand while they are in use, by device: not before the
     /// next pod. Upstream: `volumeInUseErrorForExpansion`.
     pub(super) not_expanded: HashSet<String>,
+    /// The unique names of volumes of in-tree plugins that this process has set up, for metrics.
+    /// That a volume is one is not on the disk, upstream's neither.
+    pub(super) migrated: HashSet<String>,
     /// Pods whose end failed.
     stuck: BTreeSet<Uid>,
 }
@@ -602,6 +605,10 @@ impl Inner {
                 self.in_use.remove(&name);
             }
         }
+        let mut state = self.state.lock();
+        let mut migrated = std::mem::take(&mut state.migrated);
+        migrated.retain(|name| on_disk.contains(name) || state.is_wanted(name));
+        state.migrated = migrated;
         is_done
     }
 }

@@ -137,6 +137,7 @@ mod tests {
                     .expect("a volume"),
             ),
             read_only,
+            migrated: false,
         };
         // Whether it is read-only is what the claim's user says.
         let nfs = json!({"server": "s", "path": "/p", "readOnly": true});

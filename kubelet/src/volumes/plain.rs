@@ -128,7 +128,7 @@ pub(super) fn set_up(
         let is_operation = !mounted.contains(&name) || payload::kind_of(volume).is_some();
         if let Some(plugin) = plugin(volume).filter(|_| is_operation) {
             let took = clock.monotonic().saturating_sub(begin);
-            metrics::observe_storage(plugin, "volume_mount", done.is_ok(), took);
+            metrics::observe_storage(plugin, "volume_mount", done.is_ok(), false, took);
         }
         let done = done.map(|path| Mounted {
             path,

@@ -248,7 +248,7 @@ impl Inner {
         });
         let set_up = self.with_progress(pod, &target, &progress, set_up);
         let set_up = match is_first {
-            true => self.counted(plugin, operation, set_up).await,
+            true => self.counted(plugin, operation, false, set_up).await,
             false => set_up.await,
         };
         match set_up {
@@ -275,7 +275,7 @@ impl Inner {
             let _held = held;
             export.mount(&target)
         });
-        match self.counted(nfs::PLUGIN, "volume_mount", mounted).await {
+        match self.counted(nfs::PLUGIN, "volume_mount", false, mounted).await {
             Ok(()) => {
                 let group = bound.as_ref().and_then(Bound::group);
                 Attempt::Done(Mounted { path, read_only, is_device: false, group, persistent })
@@ -284,17 +284,19 @@ impl Inner {
         }
     }
 
-    /// Runs an operation on a volume of a plugin to its end, and counts it.
+    /// Runs an operation on a volume of a plugin to its end, and counts it. `migrated`: the volume
+    /// is one of an in-tree plugin.
     pub(super) async fn counted<T>(
         &self,
         plugin: &str,
         operation: &'static str,
+        migrated: bool,
         run: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
         let begin = self.clock.monotonic();
         let outcome = run.await;
         let took = self.clock.monotonic().saturating_sub(begin);
-        metrics::observe_storage(plugin, operation, outcome.is_ok(), took);
+        metrics::observe_storage(plugin, operation, outcome.is_ok(), migrated, took);
         outcome
     }
 

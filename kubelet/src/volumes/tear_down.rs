@@ -82,7 +82,7 @@ impl Inner {
                     let operation = other.operation();
                     let undone = self.undo_other(other);
                     match operation {
-                        Some((plugin, name)) => self.counted(&plugin, name, undone).await,
+                        Some((plugin, name)) => self.counted(&plugin, name, false, undone).await,
                         None => undone.await,
                     }
                 }

@@ -74,16 +74,22 @@ impl Inner {
                 return Err(in_set_up(Error::UsedByOther));
             }
         }
-        let plugin = plugin(&volume.driver);
+        let (plugin, migrated) = (plugin(&volume.driver), volume.migrated);
+        if migrated {
+            self.state.lock().migrated.insert(volume.device());
+        }
         let attached = self.check_attached(server, volume, &object);
         // Upstream's metric counts the check only for volumes that are attached.
         let context = match volume.lifecycle == Lifecycle::Persistent && object.attaches() {
-            true => self.counted(&plugin, "verify_controller_attached_volume", attached).await,
+            true => {
+                let operation = "verify_controller_attached_volume";
+                self.counted(&plugin, operation, migrated, attached).await
+            }
             false => attached.await,
         };
         let context = context.map_err(Error::in_step(wait_step, name))?;
         let driver = self.drivers.get(&volume.driver).map_err(|e| in_set_up(e.into()))?;
-        let able = driver.capabilities().await.map_err(|e| in_set_up(e.into()))?;
+        let able = driver.capabilities(migrated).await.map_err(|e| in_set_up(e.into()))?;
         let call = CsiCall { server, driver, able, object, context };
         let mut staging = String::new();
         if volume.lifecycle == Lifecycle::Persistent && able.stages {
@@ -95,7 +101,7 @@ impl Inner {
             false => {
                 let operation = if volume.is_block { "map_volume" } else { "volume_mount" };
                 let path = self.publish(&call, pod, volume, &staging);
-                self.counted(&plugin, operation, path).await.map_err(in_set_up)?
+                self.counted(&plugin, operation, migrated, path).await.map_err(in_set_up)?
             }
         };
         if let Some(bound) = bound {
@@ -384,14 +390,17 @@ impl Inner {
         let of = folder.clone();
         let loaded = task::blocking(move || VolumeData::load(&of)).await;
         if let Some(data) = loaded.map_err(|error| in_step(error.into()))? {
-            let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
+            let unique = unique_name(&data.driver_name, &data.volume_handle);
+            let _held = self.locks.lock(&unique).await;
+            let migrated = self.state.lock().migrated.contains(&unique);
             let done = async {
                 let driver = self.drivers.get(&data.driver_name)?;
                 driver.unpublish(&data.volume_handle, &path).await?;
                 task::blocking(move || remove_published(&folder)).await
             };
             let plugin = plugin(&data.driver_name);
-            return self.counted(&plugin, "volume_unmount", done).await.map_err(in_step);
+            let counted = self.counted(&plugin, "volume_unmount", migrated, done);
+            return counted.await.map_err(in_step);
         }
         // The set-up had not begun, or the end was reached before: only empty folders are there.
         task::blocking(move || remove_published(&folder)).await.map_err(in_step)
@@ -406,7 +415,9 @@ impl Inner {
         let upstreams = folder.with_file_name(UPSTREAMS_DEVICES).join(&**uid);
         let loaded = task::blocking(move || VolumeData::load(&folder)).await;
         if let Some(data) = loaded.map_err(|error| in_step(error.into()))? {
-            let _held = self.locks.lock(&unique_name(&data.driver_name, &data.volume_handle)).await;
+            let unique = unique_name(&data.driver_name, &data.volume_handle);
+            let _held = self.locks.lock(&unique).await;
+            let migrated = self.state.lock().migrated.contains(&unique);
             // Upstream's bind mount keeps the driver's device busy, so it ends first.
             let ended =
                 task::blocking(move || loop_device::end(&upstreams).map_err(Error::at(upstreams)));
@@ -417,7 +428,7 @@ impl Inner {
                 done.map_err(Error::Csi)
             };
             let plugin = plugin(&data.driver_name);
-            self.counted(&plugin, "unmap_volume", done).await.map_err(&in_step)?;
+            self.counted(&plugin, "unmap_volume", migrated, done).await.map_err(&in_step)?;
         }
         let removed = task::blocking(move || fs::remove_file(&link).map_err(Error::at(&link)));
         removed.await.map_err(in_step)
@@ -434,15 +445,16 @@ impl Inner {
         if !users.is_empty() || self.state.lock().is_wanted(&unique) {
             return Ok(false);
         }
+        let migrated = self.state.lock().migrated.contains(&unique);
         let done = async {
             let driver = self.drivers.get(&of.driver)?;
-            match driver.capabilities().await?.stages {
+            match driver.capabilities(false).await?.stages {
                 true => driver.unstage(&of.handle, &of.path).await.map_err(Error::Csi),
                 false => Ok(()),
             }
         };
         let operation = if of.block.is_some() { "unmap_device" } else { "unmount_device" };
-        let done = self.counted(&plugin(&of.driver), operation, done).await;
+        let done = self.counted(&plugin(&of.driver), operation, migrated, done).await;
         done.map_err(&in_step)?;
         {
             let mut state = self.state.lock();

@@ -21,6 +21,8 @@ pub(in crate::volumes) struct CsiVolume {
     pub(in crate::volumes) lifecycle: Lifecycle,
     pub(in crate::volumes) read_only: bool,
     pub(in crate::volumes) is_block: bool,
+    /// See [`Bound::migrated`].
+    pub(super) migrated: bool,
     pub(super) fs_type: String,
     pub(super) attributes: HashMap<String, String>,
     pub(super) access_modes: Vec<String>,
@@ -82,6 +84,7 @@ impl CsiVolume {
             lifecycle: Lifecycle::Ephemeral,
             read_only: source.read_only.unwrap_or_default(),
             is_block: false,
+            migrated: false,
             fs_type: source.fs_type.clone().unwrap_or_default(),
             attributes: string_map(source.volume_attributes.as_ref()),
             access_modes: vec!["ReadWriteOnce".to_owned()],
@@ -105,6 +108,7 @@ impl CsiVolume {
             lifecycle: Lifecycle::Persistent,
             read_only: bound.read_only,
             is_block: bound.is_block(),
+            migrated: bound.migrated,
             fs_type: source.fs_type.clone().unwrap_or_default(),
             attributes: string_map(source.volume_attributes.as_ref()),
             access_modes: spec.access_modes.unwrap_or_default(),
@@ -148,6 +152,7 @@ impl CsiVolume {
             path: path.display().to_string(),
             attributes: self.attributes.clone(),
             access_mode: self.access_mode(),
+            migrated: self.migrated,
             mount: (!self.is_block).then_some(mount),
             ..Stage::default()
         }
@@ -185,7 +190,8 @@ mod tests {
             serde_json::from_value(json!({"metadata": {"name": "v"}, "spec": spec}))
                 .expect("a volume");
         let source = volume.spec.as_ref().and_then(|spec| spec.csi.clone()).expect("a source");
-        let bound = Bound { claim: Arc::default(), volume: Arc::new(volume), read_only };
+        let volume = Arc::new(volume);
+        let bound = Bound { claim: Arc::default(), volume, read_only, migrated: true };
         CsiVolume::persistent(&bound, &source)
     }
 
@@ -224,6 +230,7 @@ mod tests {
         let call = volume.call(Path::new("/p"), Some(7));
         assert_eq!((&*call.handle, &*call.path, &*call.access_mode), ("h", "/p", "ReadWriteMany"));
         assert_eq!(call.attributes["a"], "b");
+        assert!(call.migrated);
         let mount = call.mount.expect("a mount");
         assert_eq!((&*mount.fs_type, &*mount.volume_mount_group), ("ext4", "7"));
         assert_eq!(mount.mount_flags, ["noatime"]);
