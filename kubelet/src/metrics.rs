@@ -240,6 +240,25 @@ pub fn container_logs(used: &[([String; 4], u64)]) -> Vec<u8> {
     text(&gauge.collect())
 }
 
+/// Renders as text how many certificates of pods there are, by signer and state. Upstream:
+/// `PodCertificateCollectorFor`.
+pub fn pod_certificates(counts: &BTreeMap<(String, &'static str), i64>) -> Vec<u8> {
+    // A metric without series has no text.
+    if counts.is_empty() {
+        return Vec::new();
+    }
+    let gauge: IntGaugeVec = unregistered(
+        "kubelet_podcertificate_states",
+        "[ALPHA] Gauge vector reporting the number of pod certificate projected volume sources, \
+         faceted by signer_name and state.",
+        &["signer_name", "state"],
+    );
+    for ((signer, state), count) in counts {
+        gauge.with_label_values(&[signer.as_str(), *state]).set(*count);
+    }
+    text(&gauge.collect())
+}
+
 /// Observes how long the start of a pod took since its creation. `own`: without images and init
 /// containers; `None`: its volumes may take any time.
 pub fn observe_start(total: Duration, own: Option<Duration>) {
@@ -669,6 +688,16 @@ mod tests {
         }
         metrics.remove(probe, "u");
         assert_eq!(page(), "");
+    }
+
+    #[test]
+    fn certificates_of_pods_are_counted_by_signer_and_state() {
+        assert!(pod_certificates(&BTreeMap::new()).is_empty());
+        let counts = [(("example.com/s".to_owned(), "fresh"), 2)].into();
+        let page = String::from_utf8(pod_certificates(&counts)).expect("text");
+        let expected =
+            "kubelet_podcertificate_states{signer_name=\"example.com/s\",state=\"fresh\"} 2";
+        assert_eq!(page.lines().last(), Some(expected));
     }
 
     #[test]

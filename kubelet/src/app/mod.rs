@@ -203,7 +203,11 @@ async fn serve(
     let objects = Arc::new(match &client {
         Some(client) => {
             let period = configuration.sync_frequency.0;
-            objects.with_server(client, again.clone(), period, &stop)
+            let objects = objects.with_server(client, again.clone(), period, &stop);
+            match configuration.requests_pod_certificates() {
+                true => objects.with_certificates(client, node.own.clone(), &stop),
+                false => objects,
+            }
         }
         None => objects,
     });

@@ -16,6 +16,7 @@ mod testing;
 pub use bootstrap::Places;
 pub use client::ClientCertificate;
 pub use error::Error;
+pub use key::PrivateKey;
 pub use serving::{Options as ServingOptions, ServingCertificate};
 
 /// The prefixes of files. Upstream: `NewFileStore`.

@@ -77,6 +77,11 @@ impl Kubelet {
         metrics::volumes(&claims, &self.manager.volumes.counts(&pods))
     }
 
+    /// Returns the metrics of pods' certificates, as text.
+    pub fn certificate_metrics(&self) -> Vec<u8> {
+        metrics::pod_certificates(&self.manager.objects.certificate_counts())
+    }
+
     /// Returns the metrics of the logs of containers, as text.
     pub async fn log_metrics(self: &Arc<Self>) -> Vec<u8> {
         let kubelet = self.clone();

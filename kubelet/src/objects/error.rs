@@ -43,6 +43,16 @@ pub enum Unavailable {
     Account(Arc<client::Error>),
     /// There is no API server that has accounts.
     NoAccounts,
+    /// The signer has not answered yet.
+    CertificateNotYet,
+    /// The signer has refused a certificate for good. `verdict`: denied or failed.
+    CertificateRefused {
+        verdict: &'static str,
+        reason: String,
+        message: String,
+    },
+    /// There is no API server that has requests for certificates, or their gate is off.
+    NoCertificates,
 }
 
 impl Unavailable {
@@ -97,6 +107,13 @@ impl fmt::Display for Unavailable {
             Unavailable::NoAccounts => {
                 f.write_str("cannot get ServiceAccounts when kubelet is in standalone mode")
             }
+            Unavailable::CertificateNotYet => f.write_str("credential bundle is not issued yet"),
+            Unavailable::CertificateRefused { verdict, reason, message } => write!(
+                f,
+                "PodCertificateRequest was permanently {verdict}: reason={reason:?} \
+                 message={message:?}"
+            ),
+            Unavailable::NoCertificates => f.write_str("unimplemented"),
         }
     }
 }

@@ -1,5 +1,6 @@
-//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services and tokens of their accounts.
-//! Static pods have the objects of a folder, pods of the API server those of the server.
+//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services, and tokens and certificates of
+//! their accounts. Static pods have the objects of a folder, pods of the API server those of the
+//! server.
 //!
 //! [`Objects::read`] gives a pod's objects at a time, as [`PodObjects`]: each is found, missing, or
 //! not fetched yet. It waits a second at most, for tokens ten. When an object comes later, or
@@ -7,9 +8,11 @@
 
 mod error;
 pub mod folder;
+mod pod_certificates;
 mod references;
 mod registry;
 mod runtime_classes;
+mod served_versions;
 mod services;
 mod tokens;
 mod watches;
@@ -29,13 +32,16 @@ use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken, notify_all};
 
 pub use self::error::{Error, Unavailable};
+pub use self::pod_certificates::Credentials;
 pub use self::references::{Use, references};
 
 use self::folder::LocalObjects;
+use self::pod_certificates::{KnownCertificate, Place, PodCertificates};
 use self::runtime_classes::RuntimeClasses;
 use self::services::Services;
 use self::tokens::{KnownToken, TokenSpec, Tokens};
 use self::watches::Watches;
+use crate::node::own::OwnNode;
 use crate::pod::{Pod, PodExt, Uid};
 
 /// The longest wait for objects that are not fetched yet. Upstream: the poll of `objectCache.Get`.
@@ -100,11 +106,12 @@ pub enum Known {
 pub struct PodObjects {
     objects: BTreeMap<Key, Known>,
     tokens: BTreeMap<TokenSpec, KnownToken>,
+    certificates: BTreeMap<Place, KnownCertificate>,
 }
 
 impl PodObjects {
     fn new(objects: BTreeMap<Key, Known>) -> PodObjects {
-        PodObjects { objects, tokens: BTreeMap::new() }
+        PodObjects { objects, ..PodObjects::default() }
     }
 
     /// Returns the contents of an object.
@@ -135,6 +142,19 @@ impl PodObjects {
         }
     }
 
+    /// Returns the key and the certificates for a source of a volume: the one at this place among
+    /// the volume's.
+    ///
+    /// # Errors
+    /// They are not issued yet, or refused; a static pod has none, and no pod while the gate is off.
+    pub fn certificate(&self, volume: &str, source: usize) -> Result<&Credentials, Unavailable> {
+        match self.certificates.get(&(volume.to_owned(), source)) {
+            Some(Ok(credentials)) => Ok(credentials),
+            Some(Err(error)) => Err(error.clone()),
+            None => Err(Unavailable::NoCertificates),
+        }
+    }
+
     /// Returns whether the API server has answered for all objects and tokens.
     fn is_settled(&self) -> bool {
         self.has_objects() && self.tokens.values().all(KnownToken::is_settled)
@@ -142,7 +162,10 @@ impl PodObjects {
 
     /// Returns whether the API server has answered for all but tokens.
     fn has_objects(&self) -> bool {
+        let is_issued =
+            |known: &KnownCertificate| !matches!(known, Err(Unavailable::CertificateNotYet));
         self.objects.values().all(|known| *known != Known::NotYet)
+            && self.certificates.values().all(is_issued)
     }
 
     /// What a static pod finds in a folder with these objects.
@@ -166,6 +189,18 @@ impl PodObjects {
     ) -> PodObjects {
         self.tokens
             .insert(TokenSpec::of(source), KnownToken::Found(token.into(), Timestamp::default()));
+        self
+    }
+
+    /// The same, with a certificate for this source, or why there is none.
+    #[cfg(test)]
+    pub fn with_certificate(
+        mut self,
+        volume: &str,
+        source: usize,
+        known: Result<Credentials, Unavailable>,
+    ) -> PodObjects {
+        self.certificates.insert((volume.to_owned(), source), known);
         self
     }
 }
@@ -202,6 +237,8 @@ struct ServerObjects {
     tokens: Tokens,
     services: Services,
     classes: RuntimeClasses,
+    /// `None`: their gate is off.
+    certificates: Option<PodCertificates>,
     changes: Changes,
 }
 
@@ -229,8 +266,20 @@ impl Objects {
         let services = Services::start(source.clone(), clock.clone(), watches.clone(), stop);
         let classes = RuntimeClasses::start(source, clock.clone(), watches.clone(), stop);
         let tokens = Tokens::new(client.clone(), clock.clone(), changes.clone(), stop.clone());
-        let server = ServerObjects { watches, tokens, services, classes, changes };
+        let certificates = None;
+        let server = ServerObjects { watches, tokens, services, classes, certificates, changes };
         Objects { server: Some(server), ..self }
+    }
+
+    /// Adds certificates for the pods of the API server on this Node, which are requested there and
+    /// renewed until stopped. For objects that have that server.
+    pub fn with_certificates(mut self, client: &Client, own: OwnNode, stop: &StopToken) -> Objects {
+        if let Some(server) = &mut self.server {
+            let (clock, changes) = (self.clock.clone(), server.changes.clone());
+            let started = PodCertificates::start(client.clone(), own, clock, changes, stop);
+            server.certificates = Some(started);
+        }
+        self
     }
 
     /// Returns the objects of the API server, for a pod that is from there; `None`: a static pod,
@@ -244,15 +293,21 @@ impl Objects {
     pub fn follow(&self, pod: &Pod) {
         if let Some(server) = self.server_of(pod) {
             server.watches.register(&pod.uid(), references(pod));
+            if let Some(certificates) = &server.certificates {
+                certificates.track(pod);
+            }
         }
     }
 
-    /// Forgets what a pod that has ended refers to. Upstream: `UnregisterPod`,
-    /// `DeleteServiceAccountToken`.
+    /// Forgets what a pod that has ended refers to, and its keys. Upstream: `UnregisterPod`,
+    /// `DeleteServiceAccountToken`, `ForgetPod`.
     pub fn forget(&self, uid: &Uid) {
         if let Some(server) = &self.server {
             server.watches.forget(uid);
             server.tokens.forget(uid);
+            if let Some(certificates) = &server.certificates {
+                certificates.forget(uid);
+            }
         }
     }
 
@@ -264,9 +319,12 @@ impl Objects {
         let Some(server) = self.server_of(pod) else { return self.folder.now().known(keys) };
         let specs = what.tokens(pod);
         server.tokens.request(pod, &specs);
+        let certificates = server.certificates.as_ref().filter(|_| matches!(what, Use::Volumes));
+        let known = |all: &PodCertificates| all.known(&pod.uid());
         let now = || PodObjects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
+            certificates: certificates.map(known).unwrap_or_default(),
         };
         let found = self.wait_settled(server, MAX_WAIT, now, PodObjects::is_settled).await;
         // Only tokens are missing: they may take longer.
@@ -389,6 +447,12 @@ impl Objects {
         let handler = || server.classes.handler(class);
         let is_settled = |found: &Result<_, _>| !matches!(found, Err(Unavailable::NotYet { .. }));
         self.wait_settled(server, MAX_WAIT, handler, is_settled).await
+    }
+
+    /// Counts the certificates of pods by signer and state.
+    pub fn certificate_counts(&self) -> BTreeMap<(String, &'static str), i64> {
+        let certificates = self.server.as_ref().and_then(|server| server.certificates.as_ref());
+        certificates.map(PodCertificates::counts).unwrap_or_default()
     }
 
     /// Returns the variables of Services for a pod's containers. Upstream: `getServiceEnvVarMap`.

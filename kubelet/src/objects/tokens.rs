@@ -239,7 +239,8 @@ impl Inner {
     }
 }
 
-fn account(pod: &Pod) -> ObjectKey {
+/// Returns the key of a pod's account.
+pub(super) fn account(pod: &Pod) -> ObjectKey {
     let name = pod.spec().service_account_name.as_deref().unwrap_or_default();
     ObjectKey::new(pod.namespace(), name)
 }

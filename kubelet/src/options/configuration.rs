@@ -402,6 +402,7 @@ impl Default for Configuration {
 }
 
 const ENSURE_SECRET_PULLED_IMAGES: &str = "KubeletEnsureSecretPulledImages";
+const POD_CERTIFICATE_REQUEST: &str = "PodCertificateRequest";
 const MAX_OPEN_FILES: i64 = 1_000_000;
 
 /// How often a source of pods is read whole.
@@ -471,6 +472,11 @@ impl Configuration {
         self.feature_gates.0.get(ENSURE_SECRET_PULLED_IMAGES) != Some(&false)
     }
 
+    /// Returns whether certificates are requested for pods.
+    pub fn requests_pod_certificates(&self) -> bool {
+        self.feature_gates.0.get(POD_CERTIFICATE_REQUEST) == Some(&true)
+    }
+
     /// Sets what depends on feature gates. Upstream: `SetDefaults_KubeletConfiguration`.
     pub(super) fn set_defaults_of_gates(&mut self) {
         if self.verifies_pulled_images() {
@@ -479,7 +485,7 @@ impl Configuration {
         }
     }
 
-    /// Checks the feature gates: only one may differ from its default in 1.36.
+    /// Checks the feature gates: only two may differ from their defaults in 1.36.
     ///
     /// # Errors
     /// One that names the gate.
@@ -488,7 +494,7 @@ impl Configuration {
             let (gate, on) = (gate.clone(), *on);
             let mut specs = feature_gates(Release::V1_36);
             match specs.find(|(name, _)| *name == gate) {
-                Some((ENSURE_SECRET_PULLED_IMAGES, _)) => {}
+                Some((ENSURE_SECRET_PULLED_IMAGES | POD_CERTIFICATE_REQUEST, _)) => {}
                 Some((_, spec)) if spec.default == on => {}
                 Some((_, spec)) if spec.locked => return Err(Error::LockedGate { gate, on }),
                 None if gate == "AllAlpha" && !on => {}
@@ -642,10 +648,12 @@ mod tests {
     }
 
     #[test]
-    fn feature_gates_have_their_defaults_but_for_one() {
+    fn feature_gates_have_their_defaults_but_for_two() {
         for (gates, fault) in [
             (json!({}), None),
             (json!({"KubeletEnsureSecretPulledImages": false}), None),
+            (json!({"PodCertificateRequest": true}), None),
+            (json!({"PodCertificateRequest": false}), None),
             (json!({"NodeSwap": true, "HPAScaleToZero": false, "AllAlpha": false}), None),
             (
                 json!({"NodeSwap": false}),
@@ -669,6 +677,20 @@ mod tests {
                 serde_json::from_value(fields).expect("a configuration");
             let error = configuration.check_feature_gates().err().map(|error| chain(&error));
             assert_eq!(error.as_deref(), fault, "{gates}");
+        }
+    }
+
+    #[test]
+    fn pod_certificates_are_requested_if_their_gate_is_on() {
+        for (gates, expected) in [
+            (json!({}), false),
+            (json!({"PodCertificateRequest": false}), false),
+            (json!({"PodCertificateRequest": true}), true),
+        ] {
+            let fields = json!({"featureGates": gates});
+            let configuration: Configuration =
+                serde_json::from_value(fields).expect("a configuration");
+            assert_eq!(configuration.requests_pod_certificates(), expected, "{gates}");
         }
     }
 

@@ -87,6 +87,7 @@ fn shared_routes(kubelet: &Arc<Kubelet>, checks: &HealthChecks) -> Routes {
             let volumes = kubelet.volume_metrics().await;
             let mut page = crate::metrics::render(kubelet.manager().clock.now());
             page.extend(volumes);
+            page.extend(kubelet.certificate_metrics());
             page.extend(kubelet.log_metrics().await);
             Response::new(200, metrics::CONTENT_TYPE, page).gzipped_for(&request)
         })

@@ -46,7 +46,6 @@ pub enum Error {
     UnsupportedSource,
     /// A source of a projected volume whose gate is off in 1.36.
     TrustBundle,
-    PodCertificate,
     /// A container of the downward API does not exist.
     NoContainer(String),
     /// A field of the pod or a variable that a volume or a mount refers to has no value.
@@ -240,7 +239,6 @@ impl fmt::Display for Error {
             Error::TrustBundle => {
                 f.write_str("ClusterTrustBundle projection is not supported in static kubelet mode")
             }
-            Error::PodCertificate => f.write_str("unimplemented"),
             Error::NoContainer(name) => write!(f, "no container {name:?}"),
             Error::NoValue(error) => error.fmt(f),
             Error::NoObject(error) => error.fmt(f),

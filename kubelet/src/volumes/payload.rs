@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1 as core;
 
 use super::atomic::{File, Payload};
 use super::{Error, fs_group};
-use crate::objects::{Contents, Kind, PodObjects};
+use crate::objects::{Contents, Credentials, Kind, PodObjects};
 use crate::pod::{Pod, PodExt};
 use crate::runtime::environment::{DownwardInputs, pod_field, resource_field};
 
@@ -70,7 +70,8 @@ pub fn build(
         let projected = volume.projected.as_ref();
         let mode = projected.and_then(|projected| projected.default_mode);
         let sources = projected.and_then(|projected| projected.sources.as_deref());
-        projected_files(pod, sources.unwrap_or_default(), mode, objects, inputs)?
+        let sources = sources.unwrap_or_default();
+        projected_files(pod, &volume.name, sources, mode, objects, inputs)?
     };
     Ok(Some(Written { kind, in_memory: kind != "configmap", files }))
 }
@@ -79,13 +80,14 @@ pub fn build(
 /// last one counts.
 fn projected_files(
     pod: &Pod,
+    volume: &str,
     sources: &[core::VolumeProjection],
     mode: Option<i32>,
     objects: &PodObjects,
     inputs: DownwardInputs<'_>,
 ) -> Result<Payload, Error> {
     let (mut files, mut faults) = (Payload::new(), Vec::new());
-    for source in sources {
+    for (at, source) in sources.iter().enumerate() {
         let of_source = if let Some(map) = &source.config_map {
             let (items, optional) = (map.items.as_deref(), map.optional);
             Source { kind: Kind::ConfigMap, name: &map.name, items, optional, mode }
@@ -100,8 +102,11 @@ fn projected_files(
             token_file(pod, token, mode, objects)
         } else if source.cluster_trust_bundle.is_some() {
             Err(Error::TrustBundle)
-        } else if source.pod_certificate.is_some() {
-            Err(Error::PodCertificate)
+        } else if let Some(certificate) = &source.pod_certificate {
+            match objects.certificate(volume, at) {
+                Ok(credentials) => Ok(certificate_files(pod, certificate, mode, credentials)),
+                Err(error) => Err(Error::NoObject(error)),
+            }
         } else {
             Err(Error::UnsupportedSource)
         };
@@ -166,8 +171,7 @@ fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
     File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777, owner: None }
 }
 
-/// Builds the file of a token. If all containers have one user, only this user can read it; if the
-/// pod has an `fsGroup`, the group too.
+/// Builds the file of a token.
 fn token_file(
     pod: &Pod,
     source: &core::ServiceAccountTokenProjection,
@@ -175,11 +179,37 @@ fn token_file(
     objects: &PodObjects,
 ) -> Result<Payload, Error> {
     let token = objects.token(source).map_err(Error::NoObject)?;
+    let file = private_file(pod, token.as_bytes(), mode);
+    Ok(Payload::from([(clean(&source.path), file)]))
+}
+
+/// Builds the files of a certificate: the key, the chain, and a bundle of the key and then the
+/// chain, those that the source names.
+fn certificate_files(
+    pod: &Pod,
+    source: &core::PodCertificateProjection,
+    mode: Option<i32>,
+    Credentials { key, chain }: &Credentials,
+) -> Payload {
+    let named = [
+        (&source.credential_bundle_path, [&**key, &**chain].concat()),
+        (&source.key_path, key.to_string()),
+        (&source.certificate_chain_path, chain.to_string()),
+    ];
+    let file = |(path, text): (&Option<String>, String)| {
+        let path = path.as_deref().filter(|path| !path.is_empty())?;
+        Some((clean(path), private_file(pod, text.as_bytes(), mode)))
+    };
+    named.into_iter().filter_map(file).collect()
+}
+
+/// Makes a file for the pod's containers alone. If all of them have one user, only this user can
+/// read it; if the pod has an `fsGroup`, the group too.
+fn private_file(pod: &Pod, data: &[u8], mode: Option<i32>) -> File {
     let owner = common_user(pod);
     // `atomic::write` adds the group's bits when it gives the file to the group.
     let mode = if owner.is_some() || fs_group(pod).is_some() { Some(0o600) } else { mode };
-    let file = File { owner, ..file(token.as_bytes(), None, mode) };
-    Ok(Payload::from([(clean(&source.path), file)]))
+    File { owner, ..file(data, None, mode) }
 }
 
 /// Returns the user that all containers have; `None`: they have several, or one does not name its
@@ -258,6 +288,7 @@ mod tests {
     use super::*;
     use crate::causes::chain;
     use crate::node::own::OwnNode;
+    use crate::objects::Unavailable;
 
     const MAP: &str =
         "{apiVersion: v1, kind: ConfigMap, metadata: {name: m}, data: {a: '1', b: '2'}}";
@@ -390,6 +421,36 @@ mod tests {
         let objects = PodObjects::default().with_token(&other, "t");
         let fault = "cannot use TokenManager when kubelet is in standalone mode";
         assert_eq!(files(&pod, &named, &objects), Err(fault.to_owned()));
+    }
+
+    #[test]
+    fn certificate_has_the_files_that_its_source_names() {
+        let all = json!({"credentialBundlePath": "b/./undle", "keyPath": "key",
+                         "certificateChainPath": "chain", "signerName": "s", "keyType": "ED25519"});
+        let bundle = json!({"credentialBundlePath": "bundle", "keyPath": ""});
+        let issued = || Ok(Credentials { key: "K;".into(), chain: "C;D;".into() });
+        let three = "b/undle K;C;D; 644, chain C;D; 644, key K; 644";
+        for (source, security, known, expected) in [
+            (&all, json!({}), issued(), Ok(three)),
+            (&bundle, json!({"runAsUser": 7}), issued(), Ok("bundle K;C;D; 600 7")),
+            (&bundle, json!({"fsGroup": 9}), issued(), Ok("bundle K;C;D; 600")),
+            (
+                &all,
+                json!({}),
+                Err(Unavailable::CertificateNotYet),
+                Err("credential bundle is not issued yet"),
+            ),
+        ] {
+            let sources = json!([{"downwardAPI": {}}, {"podCertificate": source}]);
+            let volume = json!({"projected": {"sources": sources}});
+            let (pod, named) = pod_with(&volume, &security, &json!([{"name": "c"}]));
+            let objects = PodObjects::default().with_certificate("v", 1, known);
+            let found = files(&pod, &named, &objects);
+            assert_eq!(found.as_deref().map_err(String::as_str), expected, "{source}");
+            // While the gate is off there is nothing of it.
+            let without = files(&pod, &named, &PodObjects::default());
+            assert_eq!(without, Err("unimplemented".to_owned()));
+        }
     }
 
     #[test]

@@ -292,7 +292,7 @@ fn images_of_a_secret_are_there_for_pods_with_its_credentials() {
     });
 }
 
-async fn eventually(server: &Server, machine: &Machine, is_so: impl Fn() -> bool) {
+pub async fn eventually(server: &Server, machine: &Machine, is_so: impl Fn() -> bool) {
     let end = server.clock.monotonic() + PATIENCE;
     while !is_so() {
         assert!(server.clock.monotonic() < end, "{}", machine.log());

@@ -32,6 +32,7 @@ mod machine;
 mod metrics_server;
 mod node;
 mod objects;
+mod pod_certificates;
 mod pods;
 mod port;
 mod proxy;
