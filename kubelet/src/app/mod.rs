@@ -202,7 +202,11 @@ async fn serve(
     let objects = Arc::new(match &client {
         Some(client) => {
             let period = configuration.sync_frequency.0;
-            objects.with_server(client, again.clone(), period, &stop)
+            let objects = objects.with_server(client, again.clone(), period, &stop);
+            match configuration.projects_trust_bundles() {
+                true => objects.with_trust_bundles(client, &stop),
+                false => objects,
+            }
         }
         None => objects,
     });

@@ -1,4 +1,5 @@
-//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services and tokens of their accounts.
+//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services, ClusterTrustBundles and tokens
+//! of their accounts.
 //! Static pods have the objects of a folder, pods of the API server those of the server.
 //!
 //! [`Objects::read`] gives a pod's objects at a time, as [`PodObjects`]: each is found, missing, or
@@ -12,6 +13,7 @@ mod registry;
 mod runtime_classes;
 mod services;
 mod tokens;
+mod trust_bundles;
 mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,6 +37,7 @@ use self::folder::LocalObjects;
 use self::runtime_classes::RuntimeClasses;
 use self::services::Services;
 use self::tokens::{KnownToken, TokenSpec, Tokens};
+use self::trust_bundles::{KnownBundles, TrustBundles};
 use self::watches::Watches;
 use crate::pod::{Pod, PodExt, Uid};
 
@@ -100,11 +103,12 @@ pub enum Known {
 pub struct PodObjects {
     objects: BTreeMap<Key, Known>,
     tokens: BTreeMap<TokenSpec, KnownToken>,
+    bundles: KnownBundles,
 }
 
 impl PodObjects {
     fn new(objects: BTreeMap<Key, Known>) -> PodObjects {
-        PodObjects { objects, tokens: BTreeMap::new() }
+        PodObjects { objects, ..PodObjects::default() }
     }
 
     /// Returns the contents of an object.
@@ -135,6 +139,17 @@ impl PodObjects {
         }
     }
 
+    /// Returns the certificates of ClusterTrustBundles for a source of a volume, in PEM.
+    ///
+    /// # Errors
+    /// There are none, or they are not known; a static pod has none. The texts are upstream's.
+    pub fn trust_anchors(
+        &self,
+        source: &core::ClusterTrustBundleProjection,
+    ) -> Result<String, Unavailable> {
+        self.bundles.anchors(source)
+    }
+
     /// Returns whether the API server has answered for all objects and tokens.
     fn is_settled(&self) -> bool {
         self.has_objects() && self.tokens.values().all(KnownToken::is_settled)
@@ -142,7 +157,7 @@ impl PodObjects {
 
     /// Returns whether the API server has answered for all but tokens.
     fn has_objects(&self) -> bool {
-        self.objects.values().all(|known| *known != Known::NotYet)
+        self.objects.values().all(|known| *known != Known::NotYet) && self.bundles.is_settled()
     }
 
     /// What a static pod finds in a folder with these objects.
@@ -155,6 +170,12 @@ impl PodObjects {
     #[cfg(test)]
     pub fn not_yet(pod: &Pod) -> PodObjects {
         PodObjects::new(references(pod).into_iter().map(|key| (key, Known::NotYet)).collect())
+    }
+
+    /// The same, with these ClusterTrustBundles.
+    #[cfg(test)]
+    pub fn with_bundles(self, bundles: &[serde_json::Value]) -> PodObjects {
+        PodObjects { bundles: KnownBundles::for_tests(bundles), ..self }
     }
 
     /// The same, with a token for this source.
@@ -202,6 +223,8 @@ struct ServerObjects {
     tokens: Tokens,
     services: Services,
     classes: RuntimeClasses,
+    /// `None`: the feature gate is off.
+    bundles: Option<TrustBundles>,
     changes: Changes,
 }
 
@@ -229,8 +252,19 @@ impl Objects {
         let services = Services::start(source.clone(), clock.clone(), watches.clone(), stop);
         let classes = RuntimeClasses::start(source, clock.clone(), watches.clone(), stop);
         let tokens = Tokens::new(client.clone(), clock.clone(), changes.clone(), stop.clone());
-        let server = ServerObjects { watches, tokens, services, classes, changes };
+        let server = ServerObjects { watches, tokens, services, classes, bundles: None, changes };
         Objects { server: Some(server), ..self }
+    }
+
+    /// Adds the ClusterTrustBundles of the API server, which [`Objects::with_server`] has added.
+    /// They are watched while pods need them. Without them their sources in volumes fail.
+    pub fn with_trust_bundles(mut self, client: &Client, stop: &StopToken) -> Objects {
+        if let Some(server) = &mut self.server {
+            let (changes, clock) = (server.changes.clone(), self.clock.clone());
+            let bundles = TrustBundles::new(client.clone(), clock, changes, stop.clone());
+            server.bundles = Some(bundles);
+        }
+        self
     }
 
     /// Returns the objects of the API server, for a pod that is from there; `None`: a static pod,
@@ -244,6 +278,9 @@ impl Objects {
     pub fn follow(&self, pod: &Pod) {
         if let Some(server) = self.server_of(pod) {
             server.watches.register(&pod.uid(), references(pod));
+            if let Some(bundles) = &server.bundles {
+                bundles.follow(pod);
+            }
         }
     }
 
@@ -253,6 +290,9 @@ impl Objects {
         if let Some(server) = &self.server {
             server.watches.forget(uid);
             server.tokens.forget(uid);
+            if let Some(bundles) = &server.bundles {
+                bundles.forget(uid);
+            }
         }
     }
 
@@ -264,9 +304,11 @@ impl Objects {
         let Some(server) = self.server_of(pod) else { return self.folder.now().known(keys) };
         let specs = what.tokens(pod);
         server.tokens.request(pod, &specs);
+        let bundles = server.bundles.as_ref().filter(|_| what.needs_bundles(pod));
         let now = || PodObjects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
+            bundles: bundles.map(TrustBundles::known).unwrap_or_default(),
         };
         let found = self.wait_settled(server, MAX_WAIT, now, PodObjects::is_settled).await;
         // Only tokens are missing: they may take longer.

@@ -402,6 +402,11 @@ impl Default for Configuration {
 }
 
 const ENSURE_SECRET_PULLED_IMAGES: &str = "KubeletEnsureSecretPulledImages";
+const TRUST_BUNDLE: &str = "ClusterTrustBundle";
+const TRUST_BUNDLE_PROJECTION: &str = "ClusterTrustBundleProjection";
+/// The feature gates that may differ from their defaults in 1.36.
+const CHANGEABLE_GATES: [&str; 3] =
+    [ENSURE_SECRET_PULLED_IMAGES, TRUST_BUNDLE, TRUST_BUNDLE_PROJECTION];
 const MAX_OPEN_FILES: i64 = 1_000_000;
 
 /// How often a source of pods is read whole.
@@ -471,6 +476,11 @@ impl Configuration {
         self.feature_gates.0.get(ENSURE_SECRET_PULLED_IMAGES) != Some(&false)
     }
 
+    /// Returns whether volumes may have ClusterTrustBundles.
+    pub fn projects_trust_bundles(&self) -> bool {
+        self.feature_gates.0.get(TRUST_BUNDLE_PROJECTION) == Some(&true)
+    }
+
     /// Sets what depends on feature gates. Upstream: `SetDefaults_KubeletConfiguration`.
     pub(super) fn set_defaults_of_gates(&mut self) {
         if self.verifies_pulled_images() {
@@ -479,7 +489,7 @@ impl Configuration {
         }
     }
 
-    /// Checks the feature gates: only one may differ from its default in 1.36.
+    /// Checks the feature gates: few may differ from their defaults in 1.36.
     ///
     /// # Errors
     /// One that names the gate.
@@ -488,7 +498,7 @@ impl Configuration {
             let (gate, on) = (gate.clone(), *on);
             let mut specs = feature_gates(Release::V1_36);
             match specs.find(|(name, _)| *name == gate) {
-                Some((ENSURE_SECRET_PULLED_IMAGES, _)) => {}
+                Some((name, _)) if CHANGEABLE_GATES.contains(&name) => {}
                 Some((_, spec)) if spec.default == on => {}
                 Some((_, spec)) if spec.locked => return Err(Error::LockedGate { gate, on }),
                 None if gate == "AllAlpha" && !on => {}
@@ -498,7 +508,14 @@ impl Configuration {
                 _ => return Err(Error::UnsupportedGate { gate, on }),
             }
         }
-        Ok(())
+        let has_bundles = self.feature_gates.0.get(TRUST_BUNDLE) == Some(&true);
+        match self.projects_trust_bundles() && !has_bundles {
+            true => {
+                let (gate, needed) = (TRUST_BUNDLE_PROJECTION, TRUST_BUNDLE);
+                Err(Error::GateDependency { gate, needed })
+            }
+            false => Ok(()),
+        }
     }
 
     /// Returns whether the port with authentication is served. Upstream's default is true also
@@ -642,11 +659,21 @@ mod tests {
     }
 
     #[test]
-    fn feature_gates_have_their_defaults_but_for_one() {
+    fn feature_gates_have_their_defaults_but_for_few() {
         for (gates, fault) in [
             (json!({}), None),
             (json!({"KubeletEnsureSecretPulledImages": false}), None),
             (json!({"NodeSwap": true, "HPAScaleToZero": false, "AllAlpha": false}), None),
+            (json!({"ClusterTrustBundle": true}), None),
+            (json!({"ClusterTrustBundle": true, "ClusterTrustBundleProjection": true}), None),
+            (json!({"ClusterTrustBundleProjection": false}), None),
+            (
+                json!({"ClusterTrustBundle": false, "ClusterTrustBundleProjection": true}),
+                Some(
+                    "ClusterTrustBundleProjection is enabled, but depends on features that are \
+                     disabled: [ClusterTrustBundle]",
+                ),
+            ),
             (
                 json!({"NodeSwap": false}),
                 Some("cannot set feature gate NodeSwap to false, feature is locked to true"),

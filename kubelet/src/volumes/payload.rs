@@ -98,8 +98,8 @@ fn projected_files(
             downward_files(pod, downward.items.as_deref(), mode, inputs)
         } else if let Some(token) = &source.service_account_token {
             token_file(pod, token, mode, objects)
-        } else if source.cluster_trust_bundle.is_some() {
-            Err(Error::TrustBundle)
+        } else if let Some(bundle) = &source.cluster_trust_bundle {
+            bundle_file(pod, bundle, mode, objects)
         } else if source.pod_certificate.is_some() {
             Err(Error::PodCertificate)
         } else {
@@ -166,8 +166,7 @@ fn file(data: &[u8], own: Option<i32>, default: Option<i32>) -> File {
     File { data: data.to_vec(), mode: mode.unsigned_abs() & 0o777, owner: None }
 }
 
-/// Builds the file of a token. If all containers have one user, only this user can read it; if the
-/// pod has an `fsGroup`, the group too.
+/// Builds the file of a token.
 fn token_file(
     pod: &Pod,
     source: &core::ServiceAccountTokenProjection,
@@ -175,11 +174,27 @@ fn token_file(
     objects: &PodObjects,
 ) -> Result<Payload, Error> {
     let token = objects.token(source).map_err(Error::NoObject)?;
+    Ok(Payload::from([(clean(&source.path), own_file(pod, token.as_bytes(), mode))]))
+}
+
+/// Builds the file of ClusterTrustBundles, which is empty where an optional source selects none.
+fn bundle_file(
+    pod: &Pod,
+    source: &core::ClusterTrustBundleProjection,
+    mode: Option<i32>,
+    objects: &PodObjects,
+) -> Result<Payload, Error> {
+    let anchors = objects.trust_anchors(source).map_err(Error::NoObject)?;
+    Ok(Payload::from([(clean(&source.path), own_file(pod, anchors.as_bytes(), mode))]))
+}
+
+/// Makes a file of the pod. If all containers have one user, only this user can read it; if the pod
+/// has an `fsGroup`, the group too.
+fn own_file(pod: &Pod, data: &[u8], mode: Option<i32>) -> File {
     let owner = common_user(pod);
     // `atomic::write` adds the group's bits when it gives the file to the group.
     let mode = if owner.is_some() || fs_group(pod).is_some() { Some(0o600) } else { mode };
-    let file = File { owner, ..file(token.as_bytes(), None, mode) };
-    Ok(Payload::from([(clean(&source.path), file)]))
+    File { owner, ..file(data, None, mode) }
 }
 
 /// Returns the user that all containers have; `None`: they have several, or one does not name its
@@ -253,6 +268,7 @@ pub fn nested(pod: &Pod, volume: &str) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use kube_controller_manager::client::pem;
     use serde_json::{Value, json};
 
     use super::*;
@@ -390,6 +406,43 @@ mod tests {
         let objects = PodObjects::default().with_token(&other, "t");
         let fault = "cannot use TokenManager when kubelet is in standalone mode";
         assert_eq!(files(&pod, &named, &objects), Err(fault.to_owned()));
+    }
+
+    #[test]
+    fn bundle_is_a_file_as_a_token_is() {
+        let anchor = pem::certificate_text(b"ca");
+        let bundle = json!({"metadata": {"name": "b"}, "spec": {"trustBundle": anchor}});
+        let absent = "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io \
+                      \"n\" not found";
+        for (source, security, expected) in [
+            (json!({"name": "b", "path": "a/./ca"}), json!({}), Ok(format!("a/ca {anchor} 440"))),
+            (
+                json!({"name": "b", "path": "ca"}),
+                json!({"runAsUser": 7}),
+                Ok(format!("ca {anchor} 600 7")),
+            ),
+            (
+                json!({"name": "b", "path": "ca"}),
+                json!({"fsGroup": 9}),
+                Ok(format!("ca {anchor} 600")),
+            ),
+            (
+                json!({"name": "n", "path": "ca", "optional": true}),
+                json!({}),
+                Ok("ca  440".to_owned()),
+            ),
+            (json!({"name": "n", "path": "ca"}), json!({}), Err(absent.to_owned())),
+        ] {
+            let volume = json!({"projected": {
+                "defaultMode": 0o440, "sources": [{"clusterTrustBundle": source}]}});
+            let (pod, named) = pod_with(&volume, &security, &json!([{"name": "c"}]));
+            let objects = PodObjects::default().with_bundles(std::slice::from_ref(&bundle));
+            assert_eq!(files(&pod, &named, &objects), expected, "{source} {security}");
+            let unsupported =
+                "ClusterTrustBundle projection is not supported in static kubelet mode";
+            let found = files(&pod, &named, &PodObjects::for_tests(&pod, &[]));
+            assert_eq!(found, Err(unsupported.to_owned()), "{source}");
+        }
     }
 
     #[test]
