@@ -204,6 +204,10 @@ async fn serve(
         Some(client) => {
             let period = configuration.sync_frequency.0;
             let objects = objects.with_server(client, again.clone(), period, &stop);
+            let objects = match configuration.projects_trust_bundles() {
+                true => objects.with_trust_bundles(client, &stop),
+                false => objects,
+            };
             match configuration.requests_pod_certificates() {
                 true => objects.with_certificates(client, node.own.clone(), &stop),
                 false => objects,

@@ -8,6 +8,7 @@ use std::str::Utf8Error;
 use std::sync::Arc;
 
 use kube_controller_manager::client;
+use kube_controller_manager::objects::SelectorError;
 
 use super::Kind;
 use super::folder::MAX_BYTES;
@@ -53,6 +54,23 @@ pub enum Unavailable {
     },
     /// There is no API server that has requests for certificates, or their gate is off.
     NoCertificates,
+    /// There is no API server that has ClusterTrustBundles, or their feature gate is off.
+    NoBundles,
+    BundlesNotYet,
+    /// It cannot be read in which version the API server serves ClusterTrustBundles.
+    BundleVersion(Arc<client::Error>),
+    NoBundle {
+        name: String,
+    },
+    NoBundleOfSigner,
+    /// A source of ClusterTrustBundles has neither a name nor a signer.
+    UnnamedBundle,
+    BundleSelector(SelectorError),
+    /// Both in bytes.
+    LongBundleSelector {
+        length: usize,
+        max: usize,
+    },
 }
 
 impl Unavailable {
@@ -114,6 +132,35 @@ impl fmt::Display for Unavailable {
                  message={message:?}"
             ),
             Unavailable::NoCertificates => f.write_str("unimplemented"),
+            Unavailable::NoBundles => {
+                f.write_str("ClusterTrustBundle projection is not supported in static kubelet mode")
+            }
+            Unavailable::BundlesNotYet => {
+                f.write_str("ClusterTrustBundle informer has not yet synced")
+            }
+            Unavailable::BundleVersion(error) => write!(
+                f,
+                "failed to ensure informer manager for ClusterTrustBundles: failed to determine \
+                 which informer manager to choose: {}",
+                answer(error)
+            ),
+            Unavailable::NoBundle { name } => write!(
+                f,
+                "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io \
+                 {name:?} not found"
+            ),
+            Unavailable::NoBundleOfSigner => f.write_str(
+                "combination of signerName and labelSelector matched zero ClusterTrustBundles",
+            ),
+            Unavailable::UnnamedBundle => f.write_str(
+                "ClusterTrustBundle projection requires either name or signerName to be set",
+            ),
+            Unavailable::BundleSelector(error) => {
+                write!(f, "while parsing label selector: {error}")
+            }
+            Unavailable::LongBundleSelector { length, max } => {
+                write!(f, "label selector length ({length}) is larger than {max}")
+            }
         }
     }
 }

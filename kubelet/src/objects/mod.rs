@@ -1,6 +1,6 @@
-//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services, and tokens and certificates of
-//! their accounts. Static pods have the objects of a folder, pods of the API server those of the
-//! server.
+//! What pods refer to: ConfigMaps, Secrets, RuntimeClasses, Services, ClusterTrustBundles, and tokens
+//! and certificates of their accounts. Static pods have the objects of a folder, pods of the API
+//! server those of the server.
 //!
 //! [`Objects::read`] gives a pod's objects at a time, as [`PodObjects`]: each is found, missing, or
 //! not fetched yet. It waits a second at most, for tokens ten. When an object comes later, or
@@ -15,6 +15,7 @@ mod runtime_classes;
 mod served_versions;
 mod services;
 mod tokens;
+mod trust_bundles;
 mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +41,7 @@ use self::pod_certificates::{KnownCertificate, Place, PodCertificates};
 use self::runtime_classes::RuntimeClasses;
 use self::services::Services;
 use self::tokens::{KnownToken, TokenSpec, Tokens};
+use self::trust_bundles::{KnownBundles, TrustBundles};
 use self::watches::Watches;
 use crate::node::own::OwnNode;
 use crate::pod::{Pod, PodExt, Uid};
@@ -107,6 +109,7 @@ pub struct PodObjects {
     objects: BTreeMap<Key, Known>,
     tokens: BTreeMap<TokenSpec, KnownToken>,
     certificates: BTreeMap<Place, KnownCertificate>,
+    bundles: KnownBundles,
 }
 
 impl PodObjects {
@@ -155,6 +158,17 @@ impl PodObjects {
         }
     }
 
+    /// Returns the certificates of ClusterTrustBundles for a source of a volume, in PEM.
+    ///
+    /// # Errors
+    /// There are none, or they are not known; a static pod has none. The texts are upstream's.
+    pub fn trust_anchors(
+        &self,
+        source: &core::ClusterTrustBundleProjection,
+    ) -> Result<String, Unavailable> {
+        self.bundles.anchors(source)
+    }
+
     /// Returns whether the API server has answered for all objects and tokens.
     fn is_settled(&self) -> bool {
         self.has_objects() && self.tokens.values().all(KnownToken::is_settled)
@@ -166,6 +180,7 @@ impl PodObjects {
             |known: &KnownCertificate| !matches!(known, Err(Unavailable::CertificateNotYet));
         self.objects.values().all(|known| *known != Known::NotYet)
             && self.certificates.values().all(is_issued)
+            && self.bundles.is_settled()
     }
 
     /// What a static pod finds in a folder with these objects.
@@ -178,6 +193,12 @@ impl PodObjects {
     #[cfg(test)]
     pub fn not_yet(pod: &Pod) -> PodObjects {
         PodObjects::new(references(pod).into_iter().map(|key| (key, Known::NotYet)).collect())
+    }
+
+    /// The same, with these ClusterTrustBundles.
+    #[cfg(test)]
+    pub fn with_bundles(self, bundles: &[serde_json::Value]) -> PodObjects {
+        PodObjects { bundles: KnownBundles::for_tests(bundles), ..self }
     }
 
     /// The same, with a token for this source.
@@ -239,6 +260,8 @@ struct ServerObjects {
     classes: RuntimeClasses,
     /// `None`: their gate is off.
     certificates: Option<PodCertificates>,
+    /// `None`: the feature gate is off.
+    bundles: Option<TrustBundles>,
     changes: Changes,
 }
 
@@ -266,8 +289,9 @@ impl Objects {
         let services = Services::start(source.clone(), clock.clone(), watches.clone(), stop);
         let classes = RuntimeClasses::start(source, clock.clone(), watches.clone(), stop);
         let tokens = Tokens::new(client.clone(), clock.clone(), changes.clone(), stop.clone());
-        let certificates = None;
-        let server = ServerObjects { watches, tokens, services, classes, certificates, changes };
+        let (bundles, certificates) = (None, None);
+        let server =
+            ServerObjects { watches, tokens, services, classes, certificates, bundles, changes };
         Objects { server: Some(server), ..self }
     }
 
@@ -278,6 +302,17 @@ impl Objects {
             let (clock, changes) = (self.clock.clone(), server.changes.clone());
             let started = PodCertificates::start(client.clone(), own, clock, changes, stop);
             server.certificates = Some(started);
+        }
+        self
+    }
+
+    /// Adds the ClusterTrustBundles of the API server, which [`Objects::with_server`] has added.
+    /// They are watched while pods need them. Without them their sources in volumes fail.
+    pub fn with_trust_bundles(mut self, client: &Client, stop: &StopToken) -> Objects {
+        if let Some(server) = &mut self.server {
+            let (changes, clock) = (server.changes.clone(), self.clock.clone());
+            let bundles = TrustBundles::new(client.clone(), clock, changes, stop.clone());
+            server.bundles = Some(bundles);
         }
         self
     }
@@ -296,6 +331,9 @@ impl Objects {
             if let Some(certificates) = &server.certificates {
                 certificates.track(pod);
             }
+            if let Some(bundles) = &server.bundles {
+                bundles.follow(pod);
+            }
         }
     }
 
@@ -307,6 +345,9 @@ impl Objects {
             server.tokens.forget(uid);
             if let Some(certificates) = &server.certificates {
                 certificates.forget(uid);
+            }
+            if let Some(bundles) = &server.bundles {
+                bundles.forget(uid);
             }
         }
     }
@@ -320,11 +361,13 @@ impl Objects {
         let specs = what.tokens(pod);
         server.tokens.request(pod, &specs);
         let certificates = server.certificates.as_ref().filter(|_| matches!(what, Use::Volumes));
-        let known = |all: &PodCertificates| all.known(&pod.uid());
+        let certificates_of = |all: &PodCertificates| all.known(&pod.uid());
+        let bundles = server.bundles.as_ref().filter(|_| what.needs_bundles(pod));
         let now = || PodObjects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
-            certificates: certificates.map(known).unwrap_or_default(),
+            certificates: certificates.map(certificates_of).unwrap_or_default(),
+            bundles: bundles.map(TrustBundles::known).unwrap_or_default(),
         };
         let found = self.wait_settled(server, MAX_WAIT, now, PodObjects::is_settled).await;
         // Only tokens are missing: they may take longer.

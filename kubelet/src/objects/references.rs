@@ -36,6 +36,14 @@ impl Use<'_> {
         keys(pod, names)
     }
 
+    /// Returns whether a pod needs ClusterTrustBundles for this use.
+    pub(super) fn needs_bundles(self, pod: &Pod) -> bool {
+        match self {
+            Use::Volumes => needs_bundles(pod),
+            Use::Variables(_) | Use::Pulls => false,
+        }
+    }
+
     /// Returns the tokens that a pod needs for this use.
     pub(super) fn tokens(self, pod: &Pod) -> BTreeSet<TokenSpec> {
         match self {
@@ -110,6 +118,11 @@ fn of_volumes(pod: &Pod) -> Vec<Name<'_>> {
     names
 }
 
+/// Returns whether a volume of the pod needs ClusterTrustBundles.
+pub(super) fn needs_bundles(pod: &Pod) -> bool {
+    projections(pod).any(|source| source.cluster_trust_bundle.is_some())
+}
+
 fn of_pulls(pod: &Pod) -> Vec<Name<'_>> {
     let secrets = pod.spec().image_pull_secrets.iter().flatten();
     secrets.map(|secret| (Kind::Secret, secret.name.as_str())).collect()
@@ -148,7 +161,8 @@ mod tests {
                     {"name": "3", "csi": {"driver": "d", "nodePublishSecretRef": {"name": "j"}}},
                     {"name": "4", "projected": {"sources": [
                         {"configMap": {"name": "g"}}, {"secret": {"name": "h"}},
-                        {"serviceAccountToken": {"path": "t", "audience": "x"}}]}},
+                        {"serviceAccountToken": {"path": "t", "audience": "x"}},
+                        {"clusterTrustBundle": {"name": "k", "path": "b"}}]}},
                 ],
             },
         }))
@@ -176,5 +190,6 @@ mod tests {
         let spec = TokenSpec { audience: "x".to_owned(), seconds: None, account_uid: None };
         assert_eq!(Use::Volumes.tokens(&pod), BTreeSet::from([spec]));
         assert!(Use::Pulls.tokens(&pod).is_empty());
+        assert!(Use::Volumes.needs_bundles(&pod) && !Use::Pulls.needs_bundles(&pod));
     }
 }

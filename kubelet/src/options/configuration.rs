@@ -403,6 +403,11 @@ impl Default for Configuration {
 
 const ENSURE_SECRET_PULLED_IMAGES: &str = "KubeletEnsureSecretPulledImages";
 const POD_CERTIFICATE_REQUEST: &str = "PodCertificateRequest";
+const TRUST_BUNDLE: &str = "ClusterTrustBundle";
+const TRUST_BUNDLE_PROJECTION: &str = "ClusterTrustBundleProjection";
+/// The feature gates that may differ from their defaults in 1.36.
+const CHANGEABLE_GATES: [&str; 4] =
+    [ENSURE_SECRET_PULLED_IMAGES, POD_CERTIFICATE_REQUEST, TRUST_BUNDLE, TRUST_BUNDLE_PROJECTION];
 const MAX_OPEN_FILES: i64 = 1_000_000;
 
 /// How often a source of pods is read whole.
@@ -477,6 +482,11 @@ impl Configuration {
         self.feature_gates.0.get(POD_CERTIFICATE_REQUEST) == Some(&true)
     }
 
+    /// Returns whether volumes may have ClusterTrustBundles.
+    pub fn projects_trust_bundles(&self) -> bool {
+        self.feature_gates.0.get(TRUST_BUNDLE_PROJECTION) == Some(&true)
+    }
+
     /// Sets what depends on feature gates. Upstream: `SetDefaults_KubeletConfiguration`.
     pub(super) fn set_defaults_of_gates(&mut self) {
         if self.verifies_pulled_images() {
@@ -485,7 +495,7 @@ impl Configuration {
         }
     }
 
-    /// Checks the feature gates: only two may differ from their defaults in 1.36.
+    /// Checks the feature gates: few may differ from their defaults in 1.36.
     ///
     /// # Errors
     /// One that names the gate.
@@ -494,7 +504,7 @@ impl Configuration {
             let (gate, on) = (gate.clone(), *on);
             let mut specs = feature_gates(Release::V1_36);
             match specs.find(|(name, _)| *name == gate) {
-                Some((ENSURE_SECRET_PULLED_IMAGES | POD_CERTIFICATE_REQUEST, _)) => {}
+                Some((name, _)) if CHANGEABLE_GATES.contains(&name) => {}
                 Some((_, spec)) if spec.default == on => {}
                 Some((_, spec)) if spec.locked => return Err(Error::LockedGate { gate, on }),
                 None if gate == "AllAlpha" && !on => {}
@@ -504,7 +514,14 @@ impl Configuration {
                 _ => return Err(Error::UnsupportedGate { gate, on }),
             }
         }
-        Ok(())
+        let has_bundles = self.feature_gates.0.get(TRUST_BUNDLE) == Some(&true);
+        match self.projects_trust_bundles() && !has_bundles {
+            true => {
+                let (gate, needed) = (TRUST_BUNDLE_PROJECTION, TRUST_BUNDLE);
+                Err(Error::GateDependency { gate, needed })
+            }
+            false => Ok(()),
+        }
     }
 
     /// Returns whether the port with authentication is served. Upstream's default is true also
@@ -648,13 +665,23 @@ mod tests {
     }
 
     #[test]
-    fn feature_gates_have_their_defaults_but_for_two() {
+    fn feature_gates_have_their_defaults_but_for_few() {
         for (gates, fault) in [
             (json!({}), None),
             (json!({"KubeletEnsureSecretPulledImages": false}), None),
             (json!({"PodCertificateRequest": true}), None),
             (json!({"PodCertificateRequest": false}), None),
             (json!({"NodeSwap": true, "HPAScaleToZero": false, "AllAlpha": false}), None),
+            (json!({"ClusterTrustBundle": true}), None),
+            (json!({"ClusterTrustBundle": true, "ClusterTrustBundleProjection": true}), None),
+            (json!({"ClusterTrustBundleProjection": false}), None),
+            (
+                json!({"ClusterTrustBundle": false, "ClusterTrustBundleProjection": true}),
+                Some(
+                    "ClusterTrustBundleProjection is enabled, but depends on features that are \
+                     disabled: [ClusterTrustBundle]",
+                ),
+            ),
             (
                 json!({"NodeSwap": false}),
                 Some("cannot set feature gate NodeSwap to false, feature is locked to true"),

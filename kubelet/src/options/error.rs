@@ -71,6 +71,11 @@ pub enum Error {
         gate: String,
         on: bool,
     },
+    /// A feature gate is on, and the one that it depends on is off.
+    GateDependency {
+        gate: &'static str,
+        needed: &'static str,
+    },
 }
 
 impl fmt::Display for Error {
@@ -145,6 +150,10 @@ impl fmt::Display for Error {
             Error::UnsupportedGate { gate, on } => write!(
                 f,
                 "feature gate {gate}={on} is not supported yet: see docs/kubelet-flags.md"
+            ),
+            Error::GateDependency { gate, needed } => write!(
+                f,
+                "{gate} is enabled, but depends on features that are disabled: [{needed}]"
             ),
         }
     }

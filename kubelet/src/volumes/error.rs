@@ -45,7 +45,6 @@ pub enum Error {
     /// A source of a projected volume that has none of the known kinds.
     UnsupportedSource,
     /// A source of a projected volume whose gate is off in 1.36.
-    TrustBundle,
     /// A container of the downward API does not exist.
     NoContainer(String),
     /// A field of the pod or a variable that a volume or a mount refers to has no value.
@@ -235,9 +234,6 @@ impl fmt::Display for Error {
             Error::Migration(fault) => write!(f, "failed to translate in-tree pv to CSI: {fault}"),
             Error::UnsupportedSource => {
                 f.write_str("a source of the projected volume is not supported")
-            }
-            Error::TrustBundle => {
-                f.write_str("ClusterTrustBundle projection is not supported in static kubelet mode")
             }
             Error::NoContainer(name) => write!(f, "no container {name:?}"),
             Error::NoValue(error) => error.fmt(f),

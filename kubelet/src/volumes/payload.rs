@@ -100,8 +100,8 @@ fn projected_files(
             downward_files(pod, downward.items.as_deref(), mode, inputs)
         } else if let Some(token) = &source.service_account_token {
             token_file(pod, token, mode, objects)
-        } else if source.cluster_trust_bundle.is_some() {
-            Err(Error::TrustBundle)
+        } else if let Some(bundle) = &source.cluster_trust_bundle {
+            bundle_file(pod, bundle, mode, objects)
         } else if let Some(certificate) = &source.pod_certificate {
             match objects.certificate(volume, at) {
                 Ok(credentials) => Ok(certificate_files(pod, certificate, mode, credentials)),
@@ -203,6 +203,17 @@ fn certificate_files(
     named.into_iter().filter_map(file).collect()
 }
 
+/// Builds the file of ClusterTrustBundles, which is empty where an optional source selects none.
+fn bundle_file(
+    pod: &Pod,
+    source: &core::ClusterTrustBundleProjection,
+    mode: Option<i32>,
+    objects: &PodObjects,
+) -> Result<Payload, Error> {
+    let anchors = objects.trust_anchors(source).map_err(Error::NoObject)?;
+    Ok(Payload::from([(clean(&source.path), private_file(pod, anchors.as_bytes(), mode))]))
+}
+
 /// Makes a file for the pod's containers alone. If all of them have one user, only this user can
 /// read it; if the pod has an `fsGroup`, the group too.
 fn private_file(pod: &Pod, data: &[u8], mode: Option<i32>) -> File {
@@ -283,6 +294,7 @@ pub fn nested(pod: &Pod, volume: &str) -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use kube_controller_manager::client::pem;
     use serde_json::{Value, json};
 
     use super::*;
@@ -450,6 +462,43 @@ mod tests {
             // While the gate is off there is nothing of it.
             let without = files(&pod, &named, &PodObjects::default());
             assert_eq!(without, Err("unimplemented".to_owned()));
+        }
+    }
+
+    #[test]
+    fn bundle_is_a_file_as_a_token_is() {
+        let anchor = pem::certificate_text(b"ca");
+        let bundle = json!({"metadata": {"name": "b"}, "spec": {"trustBundle": anchor}});
+        let absent = "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io \
+                      \"n\" not found";
+        for (source, security, expected) in [
+            (json!({"name": "b", "path": "a/./ca"}), json!({}), Ok(format!("a/ca {anchor} 440"))),
+            (
+                json!({"name": "b", "path": "ca"}),
+                json!({"runAsUser": 7}),
+                Ok(format!("ca {anchor} 600 7")),
+            ),
+            (
+                json!({"name": "b", "path": "ca"}),
+                json!({"fsGroup": 9}),
+                Ok(format!("ca {anchor} 600")),
+            ),
+            (
+                json!({"name": "n", "path": "ca", "optional": true}),
+                json!({}),
+                Ok("ca  440".to_owned()),
+            ),
+            (json!({"name": "n", "path": "ca"}), json!({}), Err(absent.to_owned())),
+        ] {
+            let volume = json!({"projected": {
+                "defaultMode": 0o440, "sources": [{"clusterTrustBundle": source}]}});
+            let (pod, named) = pod_with(&volume, &security, &json!([{"name": "c"}]));
+            let objects = PodObjects::default().with_bundles(std::slice::from_ref(&bundle));
+            assert_eq!(files(&pod, &named, &objects), expected, "{source} {security}");
+            let unsupported =
+                "ClusterTrustBundle projection is not supported in static kubelet mode";
+            let found = files(&pod, &named, &PodObjects::for_tests(&pod, &[]));
+            assert_eq!(found, Err(unsupported.to_owned()), "{source}");
         }
     }
 

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use async_channel::Receiver;
 use futures_lite::FutureExt;
-use kube_controller_manager::client::{Delete, Patch};
-use kube_controller_manager::objects::ResourceType;
+use kube_controller_manager::client::{Delete, Patch, pem};
+use kube_controller_manager::objects::{ObjectKey, ResourceType};
 use kube_controller_manager::task::{self, StopToken};
 use kubelet::objects::folder::LocalObjects;
 use kubelet::objects::{Kind, Objects, Use};
 use kubelet::pod::{Pod, PodExt, Uid};
+use sandbox::SandboxOptions;
 use serde_json::{Value, json};
 
 use super::api::{Agent, PATIENCE, Server, key, sleeps};
@@ -26,6 +27,13 @@ const ACCOUNTS: ResourceType =
 const SERVICES: ResourceType = ResourceType::fixed("", "v1", "Service", "services", true);
 const CLASSES: ResourceType =
     ResourceType::fixed("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", false);
+const BUNDLES: ResourceType = ResourceType::fixed(
+    "certificates.k8s.io",
+    "v1beta1",
+    "ClusterTrustBundle",
+    "clustertrustbundles",
+    false,
+);
 
 impl Server {
     async fn make(&self, resource: &ResourceType, object: Value) {
@@ -36,7 +44,8 @@ impl Server {
 
     async fn change(&self, resource: &ResourceType, name: &str, change: Value) {
         let patch = Patch::Merge(change);
-        let changed = self.client.resource(resource).patch::<Value>(&key(name), &patch).await;
+        let key = if resource.namespaced { key(name) } else { ObjectKey::cluster(name) };
+        let changed = self.client.resource(resource).patch::<Value>(&key, &patch).await;
         changed.expect("changed");
     }
 
@@ -146,6 +155,158 @@ fn objects_are_followed_from_their_absence_to_their_removal() {
         objects.forget(&pod.uid());
         assert_eq!(text().await, "object \"default\"/\"s\" not registered");
         stop.stop();
+    });
+}
+
+/// A server that also serves ClusterTrustBundles.
+async fn server_with_bundles() -> Server {
+    Server::start_with(|options| SandboxOptions { all_versions: true, ..options }).await
+}
+
+/// The spec of a bundle of these certificates, which need no content, and what a volume has of it.
+fn anchors(certificates: &[&str]) -> (Value, String) {
+    let text = certificates.iter().map(|text| pem::certificate_text(text.as_bytes()));
+    let text: String = text.collect();
+    (json!({"trustBundle": text}), text)
+}
+
+#[test]
+fn bundles_are_watched_while_pods_need_them() {
+    task::run(1, async {
+        let server = server_with_bundles().await;
+        server.make_account().await;
+        let (sender, pods) = async_channel::unbounded();
+        let (stop, minute) = (StopToken::new(), Duration::from_secs(60));
+        let objects = Objects::new(LocalObjects::default(), server.clock.clone());
+        let objects = objects.with_server(&server.client, sender, minute, &stop);
+        let objects = objects.with_trust_bundles(&server.client.named("bundles"), &stop);
+        let requests = || server.sandbox.traffic().of("bundles");
+        let watches = || requests().get("watch").map_or(0, |count| count.requests);
+        let with_source = |source: Value| {
+            json!({
+                "containers": [{"name": "c"}],
+                "volumes": [{"name": "v", "projected": {"sources": [source]}}],
+            })
+        };
+        let source = json!({"name": "ca", "path": "ca"});
+        let own = pod(&server, "own", with_source(json!({"clusterTrustBundle": source}))).await;
+        let other = pod(&server, "other", with_source(json!({"configMap": {"name": "m"}}))).await;
+        let source = serde_json::from_value(source).expect("a source");
+        let text = async || {
+            let found = objects.read(&own, Use::Volumes).await.trust_anchors(&source);
+            found.unwrap_or_else(|error| error.to_string())
+        };
+        // A node without such pods sends nothing.
+        objects.follow(&other);
+        let found = objects.read(&other, Use::Volumes).await;
+        assert!(found.get(Kind::ConfigMap, "default", "m").is_err());
+        assert!(requests().is_empty());
+        objects.follow(&own);
+        let absent = "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io \
+                      \"ca\" not found";
+        assert_eq!(text().await, absent);
+        assert_eq!(watches(), 1);
+        while pods.try_recv().is_ok() {}
+        let (spec, expected) = anchors(&["1"]);
+        server.make(&BUNDLES, json!({"metadata": {"name": "ca"}, "spec": spec})).await;
+        again(&pods, &server).await;
+        assert_eq!(text().await, expected);
+        let (spec, expected) = anchors(&["2"]);
+        server.change(&BUNDLES, "ca", json!({"spec": spec})).await;
+        again(&pods, &server).await;
+        assert_eq!(text().await, expected);
+        let (verbs, ca) = (server.client.resource(&BUNDLES), ObjectKey::cluster("ca"));
+        verbs.delete(&ca, Delete::new()).await.expect("deleted");
+        again(&pods, &server).await;
+        assert_eq!(text().await, absent);
+        // The last pod ends, and another one needs the bundles later.
+        objects.forget(&own.uid());
+        assert_eq!(text().await, "ClusterTrustBundle informer has not yet synced");
+        objects.follow(&own);
+        assert_eq!(text().await, absent);
+        assert_eq!(watches(), 2);
+        stop.stop();
+    });
+}
+
+#[test]
+fn bundles_of_a_server_without_them_are_not_supported() {
+    task::run(1, async {
+        let server = Server::start_with(|options| options).await;
+        server.make_account().await;
+        let (sender, _pods) = async_channel::unbounded();
+        let (stop, minute) = (StopToken::new(), Duration::from_secs(60));
+        let objects = Objects::new(LocalObjects::default(), server.clock.clone());
+        let objects = objects.with_server(&server.client, sender, minute, &stop);
+        let objects = objects.with_trust_bundles(&server.client, &stop);
+        let source = json!({"name": "ca", "path": "ca", "optional": true});
+        let spec = json!({
+            "containers": [{"name": "c"}],
+            "volumes": [{"name": "v", "projected": {"sources": [{"clusterTrustBundle": source}]}}],
+        });
+        let pod = pod(&server, "p", spec).await;
+        objects.follow(&pod);
+        let source = serde_json::from_value(source).expect("a source");
+        let found = objects.read(&pod, Use::Volumes).await.trust_anchors(&source);
+        let fault = found.expect_err("no bundles").to_string();
+        assert_eq!(fault, "ClusterTrustBundle projection is not supported in static kubelet mode");
+        stop.stop();
+    });
+}
+
+#[test]
+fn pods_get_bundles_and_their_changes() {
+    let Some(node) = Node::start("bundles") else { return };
+    task::run(1, async move {
+        let server = server_with_bundles().await;
+        server.make_account().await;
+        let signed = |name: &str, certificate: &str| {
+            let mut spec = anchors(&[certificate]).0;
+            spec["signerName"] = json!("node.test/signer");
+            let name = format!("node.test:signer:{name}");
+            json!({"metadata": {"name": name, "labels": {"live": "yes"}}, "spec": spec})
+        };
+        server.make(&BUNDLES, signed("a", "a")).await;
+        let out = node.folder.join("out");
+        let sources = json!([
+            {"clusterTrustBundle": {"name": "ca", "path": "named"}},
+            {"clusterTrustBundle": {"name": "none", "path": "none", "optional": true}},
+            {"clusterTrustBundle": {"signerName": "node.test/signer", "path": "signed",
+                                    "labelSelector": {"matchLabels": {"live": "yes"}}}},
+        ]);
+        let mut spec = sleeps();
+        spec["volumes"] = json!([
+            {"name": "ca", "projected": {"sources": sources}},
+            {"name": "out", "hostPath": {"path": out, "type": "DirectoryOrCreate"}},
+        ]);
+        let container = &mut spec["containers"][0];
+        container["volumeMounts"] = json!([
+            {"name": "ca", "mountPath": "/ca"}, {"name": "out", "mountPath": "/out"},
+        ]);
+        container["command"] = json!(["sh", "-c", "while sleep 1; do cp /ca/* /out; done"]);
+        server.create("p", "n", json!({}), spec).await;
+        let gates = "featureGates: {ClusterTrustBundle: true, ClusterTrustBundleProjection: true}";
+        let agent = Agent::start_with(&node, &server.sandbox.kubeconfig(), gates);
+        // One of the bundles comes later.
+        let absent = "while getting ClusterTrustBundle: clustertrustbundle.certificates.k8s.io";
+        eventually(&server, &node, || node.log().contains(absent)).await;
+        let (spec, named) = anchors(&["1", "1"]);
+        server.make(&BUNDLES, json!({"metadata": {"name": "ca"}, "spec": spec})).await;
+        server.eventually("p", "ready", is_ready).await;
+        let read = |name: &str| fs::read_to_string(out.join(name)).unwrap_or_default();
+        let [one, a, b] = ["1", "a", "b"].map(|text| anchors(&[text]).1);
+        assert_eq!(named, one.repeat(2));
+        eventually(&server, &node, || read("named") == one && read("signed") == a).await;
+        assert!(out.join("none").exists() && read("none").is_empty());
+        // Changes arrive: a bundle that comes, and another one that goes.
+        server.make(&BUNDLES, signed("b", "b")).await;
+        let both = [format!("{a}{b}"), format!("{b}{a}")];
+        eventually(&server, &node, || both.contains(&read("signed"))).await;
+        server
+            .change(&BUNDLES, "node.test:signer:a", json!({"metadata": {"labels": {"live": "no"}}}))
+            .await;
+        eventually(&server, &node, || read("signed") == b).await;
+        drop(agent);
     });
 }
 

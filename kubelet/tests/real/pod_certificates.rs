@@ -8,7 +8,6 @@ use std::time::Duration;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use kube_controller_manager::client::{ListOptions, Patch};
-use kube_controller_manager::clock::Clock;
 use kube_controller_manager::objects::{PodCertificateRequest, Resource};
 use kube_controller_manager::task;
 use rcgen::{
