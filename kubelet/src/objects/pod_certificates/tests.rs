@@ -173,7 +173,8 @@ fn certificates_are_requested_renewed_and_forgotten() {
             let label = |state| ((SIGNER.to_owned(), state), 2);
             assert_eq!(cluster.certificates.counts(), [label("not_yet_issued")].into());
             let first = cluster.requests("p", 1).await.remove(0);
-            assert_eq!(first["apiVersion"], format!("certificates.k8s.io/{version}"));
+            let served = cluster.client.served(&PodCertificateRequest::RESOURCE);
+            assert_eq!(served.version, version);
             let name = first["metadata"]["name"].as_str().expect("a name");
             assert!(name.starts_with("req-"), "{name}");
             let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u-p"}]);
