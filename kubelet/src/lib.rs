@@ -25,6 +25,7 @@ pub mod http;
 pub mod images;
 pub mod kubelet;
 pub mod kuberuntime;
+pub mod locks;
 pub mod logs;
 pub mod metrics;
 pub mod node;

@@ -51,6 +51,7 @@ use crate::kubelet::Kubelet;
 use crate::kuberuntime::garbage;
 use crate::kuberuntime::logs::Rotation;
 use crate::kuberuntime::{Manager, Node};
+use crate::locks::Locks;
 use crate::metrics;
 use crate::node::address::{NodeAddress, NodeIps};
 use crate::node::heartbeat::Heartbeats;
@@ -348,6 +349,7 @@ async fn serve(
         node: node.clone(),
         clock: clock.clone(),
         backoff: Backoff::new(BACKOFF, max_backoff).into(),
+        starts: Locks::default(),
     };
     let (config, updates) = PodConfig::new(clock.clone());
     let mut sources = start_sources(&settings, &node.name, &config, &clock, &stop)?;

@@ -36,6 +36,7 @@ use crate::allocation::Checkpoint;
 use crate::cgroups::{self, Cgroups, SystemCgroups};
 use crate::cri::RuntimeService;
 use crate::images::Images;
+use crate::locks::Locks;
 use crate::node::huge_pages::PageSize;
 use crate::node::network::NetworkState;
 use crate::node::own::OwnNode;
@@ -90,6 +91,8 @@ pub struct Manager {
     pub node: Node,
     pub clock: SharedClock,
     pub backoff: Mutex<Backoff>,
+    /// By pod, held while a container is started: its sync is not cancelled meanwhile.
+    pub starts: Locks,
     /// How many of the containers that have ended stay.
     pub dead: garbage::Policy,
     /// Cgroups by class; `None`: each pod has its own below `cgroup_root`.

@@ -6,10 +6,7 @@ use std::sync::Arc;
 use kube_controller_manager::task;
 
 use super::{Error, Manager};
-use crate::causes::chain;
 use crate::cri::{self, api};
-use crate::events;
-use crate::metrics;
 use crate::pod::{Pod, PodExt};
 use crate::runtime::dns;
 use crate::runtime::spec::{self, SandboxSettings};
@@ -96,26 +93,11 @@ impl Manager {
         pod: &Pod,
         config: &api::PodSandboxConfig,
     ) -> Result<String, Error> {
-        let has_own_users = pod.spec().host_users == Some(false);
-        metrics::STARTED_PODS.inc();
-        if has_own_users {
-            metrics::STARTED_USER_PODS.inc();
-        }
-        let answer = async {
-            let request = api::RunPodSandboxRequest {
-                config: Some(config.clone()),
-                runtime_handler: self.handler(pod).await?,
-            };
-            Ok::<_, Error>(self.runtime.run_pod_sandbox(request).await?)
+        let request = api::RunPodSandboxRequest {
+            config: Some(config.clone()),
+            runtime_handler: self.handler(pod).await?,
         };
-        let answer = answer.await.inspect_err(|error| {
-            metrics::STARTED_PODS_ERRORS.inc();
-            if has_own_users {
-                metrics::STARTED_USER_PODS_ERRORS.inc();
-            }
-            let message = format!("Failed to create pod sandbox: {}", chain(error));
-            events::warning(pod, None, "FailedCreatePodSandBox", message);
-        })?;
+        let answer = self.runtime.run_pod_sandbox(request).await?;
         log::info!("pod {}: sandbox {} is ready", pod.display_name(), answer.pod_sandbox_id);
         Ok(answer.pod_sandbox_id)
     }

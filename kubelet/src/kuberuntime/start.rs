@@ -176,7 +176,10 @@ impl Manager {
         let id = created.map_err(failed("CreateContainerError"))?.container_id;
         events::normal(pod, Some(&container.name), "Created", "Container created");
         let request = api::StartContainerRequest { container_id: id.clone() };
-        let started = self.runtime.start_container(request).await;
+        let started = {
+            let _whole = self.starts.lock(&pod.uid()).await;
+            self.runtime.start_container(request).await
+        };
         started.map_err(failed("RunContainerError"))?;
         events::normal(pod, Some(&container.name), "Started", "Container started");
         self.link_log(pod, container, &id, count).await;

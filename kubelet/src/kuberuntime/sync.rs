@@ -12,6 +12,7 @@ use crate::causes::chain;
 use crate::cri;
 use crate::events;
 use crate::images::Waiting;
+use crate::metrics;
 use crate::pod::{Container, Pod, PodExt, of_ephemeral};
 use crate::runtime::actions::{self, PodActions};
 use crate::runtime::status::PodStatus;
@@ -37,10 +38,19 @@ impl Synced {
         self.add_retry(retry);
     }
 
+    fn has_failures(&self) -> bool {
+        !self.waiting.is_empty() || self.resize_error.is_some()
+    }
+
     /// Has the pod synced again after this delay, or earlier if that is wanted already.
     fn add_retry(&mut self, retry: Duration) {
         self.retry = Some(self.retry.map_or(retry, |other| other.min(retry)));
     }
+}
+
+/// Returns whether a pod asks for a user namespace of its own.
+fn has_own_users(pod: &Pod) -> bool {
+    pod.spec().host_users == Some(false)
 }
 
 impl Manager {
@@ -67,11 +77,16 @@ impl Manager {
         let probes = |id: &str| self.probes.results(id);
         let actions = actions::compute(pod, status, &probes, restarts_all, actuated.as_ref());
         self.end_containers(pod, status, &actions).await?;
+        let sandbox = self.ensure_sandbox(pod, status, &actions).await;
         let mut synced = Synced { is_reset: !actions.to_reset.is_empty(), ..Synced::default() };
-        if let Some(sandbox) = self.ensure_sandbox(pod, status, &actions).await? {
-            self.start_containers(pod, status, &sandbox, &actions, &mut synced).await;
+        if let Ok(Some(sandbox)) = &sandbox {
+            self.start_containers(pod, status, sandbox, &actions, &mut synced).await;
         }
-        Ok(synced)
+        let has_failed = sandbox.is_err() || synced.has_failures();
+        if actions.create_sandbox && has_own_users(pod) && has_failed {
+            metrics::STARTED_USER_PODS_ERRORS.inc();
+        }
+        sandbox.map(|_| synced)
     }
 
     /// Ends the containers that have to end before others start.
@@ -104,15 +119,23 @@ impl Manager {
                 let message = "Pod sandbox changed, it will be killed and re-created.";
                 events::normal(pod, None, "SandboxChanged", message);
             }
+            metrics::STARTED_PODS.inc();
+            if has_own_users(pod) {
+                metrics::STARTED_USER_PODS.inc();
+            }
         }
+        let report = |error: &Error| {
+            metrics::STARTED_PODS_ERRORS.inc();
+            let message = format!("Failed to create pod sandbox: {}", chain(error));
+            events::warning(pod, None, "FailedCreatePodSandBox", message);
+        };
         let config = self.sandbox_config(pod, actions.attempt).await.inspect_err(|error| {
             if actions.create_sandbox {
-                let message = format!("Failed to create pod sandbox: {}", chain(error));
-                events::warning(pod, None, "FailedCreatePodSandBox", message);
+                report(error);
             }
         })?;
         if actions.create_sandbox {
-            let id = self.run_sandbox(pod, &config).await?;
+            let id = self.run_sandbox(pod, &config).await.inspect_err(report)?;
             let ips = self.sandbox_ips(&id).await.inspect_err(|error| {
                 let message = format!("Unable to get pod sandbox status: {}", chain(error));
                 events::warning(pod, None, "FailedPodSandBoxStatus", message);

@@ -15,6 +15,7 @@ use crate::allocation::Checkpoint;
 use crate::cgroups::{Cgroups, SystemCgroups};
 use crate::cri::testing::FakeRuntime;
 use crate::images::{Images, credentials};
+use crate::locks::Locks;
 use crate::node::network::NetworkState;
 use crate::node::own::OwnNode;
 use crate::node::pressure::NodePressure;
@@ -78,6 +79,7 @@ impl TestNode {
             node: node(),
             clock,
             backoff: Backoff::new(Duration::from_secs(10), Duration::from_secs(300)).into(),
+            starts: Locks::default(),
             dead: garbage::Policy::default(),
             cgroups,
             classes: Arc::default(),

@@ -18,7 +18,6 @@ mod expand;
 mod in_tree;
 mod in_use;
 mod local;
-mod locks;
 mod loop_device;
 mod manager;
 mod mounts_below;

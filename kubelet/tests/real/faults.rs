@@ -110,6 +110,28 @@ fn slow_pull_delays_no_other_pod() {
 }
 
 #[test]
+fn end_of_a_pod_does_not_cut_off_the_start_of_its_container() {
+    let Some(mut node) = Node::start("begun") else { return };
+    let proxy = Proxy::start(&node.folder, &node.socket());
+    let release = Latch::new();
+    proxy.inject("StartContainer", Fault::Held(release.clone()));
+    let endpoint = format!("--container-runtime-endpoint=unix://{}", proxy.socket.display());
+    node.start_kubelet_with(&[&endpoint]);
+    let out = node.folder.join("out");
+    node.write("begun.yaml", &pod("begun", "Always", &out, STAYS));
+    assert!(wait(|| proxy.calls("StartContainer") == 1), "{}", node.log());
+    node.remove("begun.yaml");
+    // Its source has changed again: the end of the first pod is known.
+    node.write("a.yaml", &pod("a", "Always", &out, STAYS));
+    node.eventually("a-n", "ready", is_ready);
+    release.open();
+    node.eventually("begun-n", "gone", Value::is_null);
+    assert!(wait(|| sandboxes(&node) == 1), "{}", node.log());
+    let starts = fs::read_to_string(out.join("starts")).expect("starts");
+    assert!(starts.lines().any(|line| line == "begun"), "{starts}");
+}
+
+#[test]
 fn pods_run_again_after_a_restart_of_the_machine() {
     let Some(mut node) = Node::start("reboot") else { return };
     let out = node.folder.join("out");

@@ -21,7 +21,8 @@ use crate::pod::{PodExt, Uid};
 const RETRY: Duration = Duration::from_secs(10);
 
 impl Kubelet {
-    /// Does a pod's work, and reports how it ended. The work stops when `cancel` opens.
+    /// Does a pod's work, and reports how it ended. The work stops when `cancel` opens and no
+    /// container is just being started.
     pub(super) async fn work(self: Arc<Self>, uid: Uid, work: Work, cancel: Latch) {
         let begin = self.clock.monotonic();
         let operation = self.operation(&uid, &work, begin);
@@ -44,6 +45,8 @@ impl Kubelet {
         };
         let cancelled = async {
             cancel.opened().await;
+            // A start that is cut off leaves a container that could not start.
+            drop(self.manager.starts.lock(&uid).await);
             Ok(Outcome::Cancelled)
         };
         let outcome = cancelled.or(run).await.unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! Locks by name, for what is done to one volume at a time. Upstream: `keymutex`.
+//! Locks by name, for what is done to one volume or pod at a time. Upstream: `keymutex`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -10,11 +10,11 @@ pub type Held = MutexGuardArc<()>;
 
 /// The locks by name. One that nothing holds or waits for is removed by the next `lock`.
 #[derive(Default)]
-pub(super) struct Locks(parking_lot::Mutex<HashMap<String, Weak<Mutex<()>>>>);
+pub struct Locks(parking_lot::Mutex<HashMap<String, Weak<Mutex<()>>>>);
 
 impl Locks {
     /// Waits for the lock of a name. The future may be dropped at any time.
-    pub(super) async fn lock(&self, name: &str) -> Held {
+    pub async fn lock(&self, name: &str) -> Held {
         let lock = {
             let mut locks = self.0.lock();
             locks.retain(|_, lock| lock.strong_count() > 0);
