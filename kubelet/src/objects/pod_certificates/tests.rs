@@ -59,6 +59,8 @@ impl Cluster {
         let changes = Changes { changed: Arc::default(), again: sender };
         let certificates =
             PodCertificates::start(client.clone(), own, clock.clone(), changes, &stop);
+        // From then on the client has the served version.
+        certificates.0.requests.synced().await;
         Cluster { sandbox, folder, client, clock, certificates, again, stop }
     }
 
