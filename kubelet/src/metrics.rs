@@ -304,7 +304,8 @@ pub fn set_plugin(socket: &Path, state: PluginState, is_there: bool) {
     }
 }
 
-/// Counts volumes that were read from the disk at the start, `failed` of them in vain.
+/// Counts volumes that were read from the disk at the start, `failed` of them in vain: those of CSI
+/// drivers with files. Upstream counts volumes of all kinds.
 pub fn count_reconstructed(all: u64, failed: u64) {
     RECONSTRUCTED.inc_by(all);
     RECONSTRUCTED_ERRORS.inc_by(failed);

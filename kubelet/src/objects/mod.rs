@@ -108,7 +108,8 @@ pub enum Known {
 pub struct PodObjects {
     objects: BTreeMap<Key, Known>,
     tokens: BTreeMap<TokenSpec, KnownToken>,
-    certificates: BTreeMap<Place, KnownCertificate>,
+    /// `None`: a static pod, or the feature gate is off.
+    certificates: Option<BTreeMap<Place, KnownCertificate>>,
     bundles: KnownBundles,
 }
 
@@ -151,10 +152,11 @@ impl PodObjects {
     /// # Errors
     /// They are not issued yet, or refused; a static pod has none, and no pod while the gate is off.
     pub fn certificate(&self, volume: &str, source: usize) -> Result<&Credentials, Unavailable> {
-        match self.certificates.get(&(volume.to_owned(), source)) {
+        let certificates = self.certificates.as_ref().ok_or(Unavailable::NoCertificates)?;
+        match certificates.get(&(volume.to_owned(), source)) {
             Some(Ok(credentials)) => Ok(credentials),
             Some(Err(error)) => Err(error.clone()),
-            None => Err(Unavailable::NoCertificates),
+            None => Err(Unavailable::CertificateNotYet),
         }
     }
 
@@ -179,7 +181,7 @@ impl PodObjects {
         let is_issued =
             |known: &KnownCertificate| !matches!(known, Err(Unavailable::CertificateNotYet));
         self.objects.values().all(|known| *known != Known::NotYet)
-            && self.certificates.values().all(is_issued)
+            && self.certificates.iter().flat_map(BTreeMap::values).all(is_issued)
             && self.bundles.is_settled()
     }
 
@@ -221,7 +223,8 @@ impl PodObjects {
         source: usize,
         known: Result<Credentials, Unavailable>,
     ) -> PodObjects {
-        self.certificates.insert((volume.to_owned(), source), known);
+        let certificates = self.certificates.get_or_insert_default();
+        certificates.insert((volume.to_owned(), source), known);
         self
     }
 }
@@ -258,7 +261,7 @@ struct ServerObjects {
     tokens: Tokens,
     services: Services,
     classes: RuntimeClasses,
-    /// `None`: their gate is off.
+    /// `None`: the feature gate is off.
     certificates: Option<PodCertificates>,
     /// `None`: the feature gate is off.
     bundles: Option<TrustBundles>,
@@ -300,8 +303,9 @@ impl Objects {
     pub fn with_certificates(mut self, client: &Client, own: OwnNode, stop: &StopToken) -> Objects {
         if let Some(server) = &mut self.server {
             let (clock, changes) = (self.clock.clone(), server.changes.clone());
-            let started = PodCertificates::start(client.clone(), own, clock, changes, stop);
-            server.certificates = Some(started);
+            let stop = stop.clone();
+            let certificates = PodCertificates::new(client.clone(), own, clock, changes, stop);
+            server.certificates = Some(certificates);
         }
         self
     }
@@ -366,7 +370,7 @@ impl Objects {
         let now = || PodObjects {
             objects: server.watches.known(&keys),
             tokens: server.tokens.known(pod, &specs),
-            certificates: certificates.map(certificates_of).unwrap_or_default(),
+            certificates: certificates.map(certificates_of),
             bundles: bundles.map(TrustBundles::known).unwrap_or_default(),
         };
         let found = self.wait_settled(server, MAX_WAIT, now, PodObjects::is_settled).await;

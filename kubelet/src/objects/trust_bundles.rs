@@ -4,37 +4,26 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_lite::FutureExt;
 use k8s_openapi::api::core::v1 as core;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as meta;
 use kube_controller_manager::cache::{Deleted, EventHandler, Scope, SharedIndexInformer};
-use kube_controller_manager::client::{self, ApiPath, Client, pem};
+use kube_controller_manager::client::{self, Client, pem};
 use kube_controller_manager::clock::SharedClock;
-use kube_controller_manager::objects::{
-    Istr, LabelSelector, Meta, Object, Requirement, ResourceType, Selector,
-};
+use kube_controller_manager::objects::{Istr, LabelSelector, Meta, Object, Requirement, Selector};
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken};
 use parking_lot::Mutex;
 use serde::{Deserialize, Deserializer};
 
 use super::references::needs_bundles;
+use super::served_versions::{self, BUNDLES};
 use super::{Changes, Unavailable};
 use crate::pod::{Pod, PodExt, Uid};
 
-/// The versions of the API in which a server may have them, the best one first.
-const VERSIONS: [ResourceType; 2] = [resource("v1beta1"), resource("v1alpha1")];
-/// The delay before the API server is asked again whether it serves them.
-const DISCOVERY_RETRY: Duration = Duration::from_secs(10);
 /// The longest text of a label selector. Upstream: `maxLabelSelectorLength`.
 const MAX_SELECTOR_BYTES: usize = 100 * 1024;
-
-const fn resource(version: &'static str) -> ResourceType {
-    let (group, kind) = ("certificates.k8s.io", "ClusterTrustBundle");
-    ResourceType::fixed(group, version, kind, "clustertrustbundles", false)
-}
 
 /// What is known of the ClusterTrustBundles, at a time.
 #[derive(Clone, Debug, Default)]
@@ -189,7 +178,7 @@ struct Watch {
 }
 
 enum Progress {
-    /// It is asked for the served versions.
+    /// The API server is asked for the served versions.
     Discovers,
     Failed(Arc<client::Error>),
     NotServed,
@@ -256,9 +245,11 @@ impl TrustBundles {
 
     /// Watches the bundles until the watch is stopped.
     async fn run(self, watch: Arc<Watch>) {
-        let Some(resource) = watch.stop.unless_stopped(self.discover(&watch)).await else { return };
+        if watch.stop.unless_stopped(self.until_served(&watch)).await.is_none() {
+            return;
+        }
         let source = ClientSource::new(self.0.client.clone());
-        let informer = SharedIndexInformer::new(source, Scope::all(resource), self.0.clock.clone());
+        let informer = SharedIndexInformer::new(source, Scope::all(BUNDLES), self.0.clock.clone());
         informer.add_handler("trust-bundles", Follower(self.clone()), None);
         *watch.progress.lock() = Progress::Runs(informer.clone());
         let synced = async {
@@ -269,49 +260,17 @@ impl TrustBundles {
         synced.or(informer.run(watch.stop.clone())).await;
     }
 
-    /// Waits until the API server serves the bundles, and returns their resource. Upstream asks no
-    /// more once the answer was that it does not.
-    async fn discover(&self, watch: &Watch) -> ResourceType {
-        loop {
-            let progress = match self.served().await {
-                Ok(Some(resource)) => return resource,
-                Ok(None) => Progress::NotServed,
-                Err(error) => Progress::Failed(Arc::new(error)),
-            };
-            *watch.progress.lock() = progress;
+    /// Waits until the API server serves the bundles. Upstream asks no more once the answer was that
+    /// it does not.
+    async fn until_served(&self, watch: &Watch) {
+        let report = |fault: Option<client::Error>| {
+            let failed = |error| Progress::Failed(Arc::new(error));
+            *watch.progress.lock() = fault.map_or(Progress::NotServed, failed);
             // Those who wait get the fault.
             self.0.changes.notify([]);
-            self.0.clock.sleep(DISCOVERY_RETRY).await;
-        }
+        };
+        served_versions::until_served(&self.0.client, &self.0.clock, &BUNDLES, report).await;
     }
-
-    /// Returns the resource in the best version that the API server serves; `None`: it serves
-    /// none. Upstream: `clusterTrustBundlesAvailable`.
-    async fn served(&self) -> client::Result<Option<ResourceType>> {
-        for resource in VERSIONS {
-            let call = ApiPath::new(&resource.group, &resource.version).call("GET");
-            let served = match self.0.client.fetch::<ServedResources>(&call).await {
-                Ok(served) => served.resources,
-                Err(error) if error.is_not_found() => continue,
-                Err(error) => return Err(error),
-            };
-            if served.iter().any(|served| *served.name == *resource.plural) {
-                return Ok(Some(resource));
-            }
-        }
-        Ok(None)
-    }
-}
-
-/// An `APIResourceList`, as far as it is read.
-#[derive(Deserialize)]
-struct ServedResources {
-    resources: Vec<ServedResource>,
-}
-
-#[derive(Deserialize)]
-struct ServedResource {
-    name: Box<str>,
 }
 
 /// Notifies the users of bundles that have changed. Those of the first list are synced by `run`.

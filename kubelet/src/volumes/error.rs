@@ -44,7 +44,6 @@ pub enum Error {
     Migration(String),
     /// A source of a projected volume that has none of the known kinds.
     UnsupportedSource,
-    /// A source of a projected volume whose gate is off in 1.36.
     /// A container of the downward API does not exist.
     NoContainer(String),
     /// A field of the pod or a variable that a volume or a mount refers to has no value.

@@ -459,6 +459,11 @@ mod tests {
             let objects = PodObjects::default().with_certificate("v", 1, known);
             let found = files(&pod, &named, &objects);
             assert_eq!(found.as_deref().map_err(String::as_str), expected, "{source}");
+            // A source that is not known yet is waited for.
+            let known = Err(Unavailable::CertificateNotYet);
+            let other = PodObjects::default().with_certificate("v", 0, known);
+            let not_yet = "credential bundle is not issued yet".to_owned();
+            assert_eq!(files(&pod, &named, &other), Err(not_yet));
             // While the gate is off there is nothing of it.
             let without = files(&pod, &named, &PodObjects::default());
             assert_eq!(without, Err("unimplemented".to_owned()));

@@ -1,6 +1,9 @@
 //! `format()` of texts, as its first versions write numbers: for the locale `en_US`. Upstream:
 //! cel-go's `ext/formatting.go`, with `golang.org/x/text/message`.
 
+use std::iter::Peekable;
+use std::str::Chars;
+
 use super::Result;
 use super::strings::quote;
 use super::value::{Key, Value, double, duration_text};
@@ -28,18 +31,37 @@ pub fn format(pattern: &str, values: &[Value]) -> Result<Value> {
         }
         let value = values.get(used).ok_or_else(|| format!("index {used} out of range"))?;
         used += 1;
-        let mut precision = None;
-        if rest.next_if_eq(&'.').is_some() {
-            let mut digits = String::new();
-            while let Some(digit) = rest.next_if(char::is_ascii_digit) {
-                digits.push(digit);
-            }
-            precision = digits.parse::<usize>().ok();
-        }
-        let clause = rest.next().ok_or("unexpected end of string")?;
-        text.push_str(&clause_text(clause, precision.unwrap_or(DIGITS).min(MOST), value)?);
+        rest.peek().ok_or("unexpected end of string")?;
+        let (letter, precision) = clause(&mut rest)
+            .map_err(|fault| format!("could not parse formatting clause: {fault}"))?;
+        text.push_str(&clause_text(letter, precision, value)?);
     }
     Ok(text.into())
+}
+
+/// Parses what is after `%`, as `.2f`: returns the letter and the number. Upstream:
+/// `parsePrecision`.
+fn clause(rest: &mut Peekable<Chars<'_>>) -> Result<(char, usize)> {
+    const PRECISION: &str = "error while parsing precision";
+    let mut precision = DIGITS;
+    if rest.next_if_eq(&'.').is_some() {
+        let mut digits = String::new();
+        while let Some(digit) = rest.next_if(char::is_ascii_digit) {
+            digits.push(digit);
+        }
+        rest.peek()
+            .ok_or_else(|| format!("{PRECISION}: could not find end of precision specifier"))?;
+        let number = digits.parse::<i64>().map_err(|_| {
+            let fault = if digits.is_empty() { "invalid syntax" } else { "value out of range" };
+            format!(
+                "{PRECISION}: error while converting precision to integer: strconv.Atoi: parsing \
+                 \"{digits}\": {fault}"
+            )
+        })?;
+        precision = usize::try_from(number).map_or(MOST, |number| number.min(MOST));
+    }
+    let letter = rest.next().ok_or("unexpected end of string")?;
+    Ok((letter, precision))
 }
 
 /// Formats one value as the letter after `%` asks: `s` text, `d` decimal, `f` fixed-point, `e`
@@ -277,5 +299,28 @@ mod tests {
                 .map_err(|error| format!("error during formatting: {error}"));
             assert_eq!(evaluate(source), expected, "{source}");
         }
+    }
+
+    #[test]
+    fn clauses_that_cannot_be_parsed_have_the_errors_of_cel_go() {
+        const CONVERSION: &str = "error while parsing precision: error while converting precision \
+                                  to integer: strconv.Atoi: parsing";
+        let unended = "error while parsing precision: could not find end of precision specifier";
+        let out_of_range = format!("{CONVERSION} \"9223372036854775808\": value out of range");
+        for (pattern, fault) in [
+            ("%.f", format!("{CONVERSION} \"\": invalid syntax")),
+            ("%.9223372036854775808f", out_of_range),
+            ("%.", unended.to_owned()),
+            ("%.2", unended.to_owned()),
+            ("%q", "unrecognized formatting clause \"q\"".to_owned()),
+        ] {
+            let found = super::format(pattern, &[crate::cel::value::Value::Double(1.5)]);
+            let expected = format!("could not parse formatting clause: {fault}");
+            assert_eq!(found.err(), Some(expected), "{pattern}");
+        }
+        let ended = super::format("%", &[crate::cel::value::Value::Double(1.5)]);
+        assert_eq!(ended.err().as_deref(), Some("unexpected end of string"));
+        let missing = super::format("%.", &[]);
+        assert_eq!(missing.err().as_deref(), Some("index 0 out of range"));
     }
 }

@@ -8,7 +8,7 @@ mod state;
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use base64::Engine;
@@ -20,13 +20,14 @@ use kube_controller_manager::cache::{Deleted, EventHandler, Lister, Scope, Share
 use kube_controller_manager::client::{self, Client};
 use kube_controller_manager::clock::SharedClock;
 use kube_controller_manager::objects::{
-    ObjectKey, PodCertificateRequest, Resource, ResourceType, ServiceAccount,
+    PodCertificateRequest, Resource, ResourceType, ServiceAccount,
 };
 use kube_controller_manager::source::ClientSource;
 use kube_controller_manager::task::{self, StopToken, notify_all};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use self::keys::NewKey;
 pub use self::state::Credentials;
 use self::state::{MAX_JITTER, Pending, Request, State};
 use super::{Changes, Unavailable, served_versions, spawn, tokens};
@@ -60,6 +61,10 @@ struct Inner {
     /// Those of this node.
     requests: SharedIndexInformer<Request>,
     lister: Lister<Request>,
+    /// The requests are followed from the first pod that needs a certificate.
+    followed: Once,
+    /// Held while a key is made: one of RSA takes seconds of a processor.
+    making: Arc<async_lock::Mutex<()>>,
     pods: Mutex<BTreeMap<Uid, OfPod>>,
 }
 
@@ -86,13 +91,13 @@ struct Projection {
 }
 
 impl PodCertificates {
-    /// Starts to follow the requests of this node. Everything ends with `stop`.
-    pub(super) fn start(
+    /// Creates it without certificates. Everything ends with `stop`.
+    pub(super) fn new(
         client: Client,
         own: OwnNode,
         clock: SharedClock,
         changes: Changes,
-        stop: &StopToken,
+        stop: StopToken,
     ) -> PodCertificates {
         let scope = Scope {
             field_selector: Some(format!("spec.nodeName={}", own.name())),
@@ -100,18 +105,20 @@ impl PodCertificates {
         };
         let source = ClientSource::new(client.clone());
         let requests = SharedIndexInformer::new(source, scope, clock.clone());
-        let (lister, stop, pods) = (requests.lister(), stop.clone(), Mutex::default());
-        let inner = Inner { client, own, clock, changes, stop, requests, lister, pods };
-        let certificates = PodCertificates(Arc::new(inner));
-        let inner = certificates.0.clone();
+        let inner = Arc::new(Inner {
+            client,
+            own,
+            clock,
+            changes,
+            stop,
+            lister: requests.lister(),
+            requests,
+            followed: Once::new(),
+            making: Arc::default(),
+            pods: Mutex::default(),
+        });
         inner.requests.add_handler("pod-certificates", Follower(inner.clone()), None);
-        drop(task::spawn(async move {
-            let chosen = served_versions::choose(&inner.client, &inner.clock);
-            if inner.stop.unless_stopped(chosen).await.is_some() {
-                inner.requests.run(inner.stop.clone()).await;
-            }
-        }));
-        certificates
+        PodCertificates(inner)
     }
 
     /// Requests and renews the certificates of a pod, until it is forgotten. Upstream: `TrackPod`.
@@ -123,6 +130,7 @@ impl PodCertificates {
         if pods.contains_key(&uid) || sources.peek().is_none() {
             return;
         }
+        inner.followed.call_once(|| drop(task::spawn(inner.clone().follow())));
         let (pod, stop) = (Arc::new(pod.clone()), inner.stop.child());
         let changed = Arc::<Event>::default();
         let mut certificates = BTreeMap::new();
@@ -203,15 +211,24 @@ impl EventHandler<Request> for Follower {
 }
 
 impl Inner {
+    /// Follows the requests of this node, once the API server serves their kind, until stopped.
+    async fn follow(self: Arc<Self>) {
+        let resource = PodCertificateRequest::RESOURCE;
+        let served = served_versions::until_served(&self.client, &self.clock, &resource, |_| {});
+        if self.stop.unless_stopped(served).await.is_some() {
+            self.requests.run(self.stop.clone()).await;
+        }
+    }
+
     /// Looks after one certificate, for ever: at its start, when one of the pod's requests changes,
     /// and from time to time. After a failure it tries again with growing delays.
     async fn keep(&self, projection: Projection) {
         self.requests.synced().await;
         self.own.synced().await;
-        let mut failures = 0;
+        let (mut failures, mut unused) = (0, None);
         loop {
             let changed = projection.changed.listen();
-            match self.advance(&projection).await {
+            match self.advance(&projection, &mut unused).await {
                 Ok(()) => failures = 0,
                 Err(error) => {
                     failures += 1;
@@ -230,12 +247,15 @@ impl Inner {
     }
 
     /// Takes in what has happened to a certificate and its request, and creates a request if one is
-    /// due.
-    async fn advance(&self, projection: &Projection) -> Result<(), Fault> {
+    /// due. `unused`: a key whose request could not be created.
+    async fn advance(
+        &self,
+        projection: &Projection,
+        unused: &mut Option<NewKey>,
+    ) -> Result<(), Fault> {
         let Projection { pod, .. } = projection;
         let found = self.with_state(projection, |state| {
-            let key = state.pending().map(|name| ObjectKey::new(pod.namespace(), name));
-            let request = key.and_then(|key| self.lister.get(&key));
+            let request = state.pending().and_then(|key| self.lister.get(key));
             state.observe(request.as_deref(), self.clock.now(), jitter())
         });
         let found = found.unwrap_or_default();
@@ -246,7 +266,7 @@ impl Inner {
             self.changes.notify([pod.uid()]);
         }
         if found.is_due {
-            let pending = self.create(projection).await?;
+            let pending = self.create(projection, unused).await?;
             self.with_state(projection, |state| state.created(pending));
         }
         Ok(())
@@ -263,24 +283,45 @@ impl Inner {
         of_pod.certificates.get_mut(place).map(|certificate| change(&mut certificate.state))
     }
 
-    /// Makes a key, and creates the request for its certificate. Upstream:
-    /// `createPodCertificateRequest`.
-    async fn create(&self, projection: &Projection) -> Result<Pending, Fault> {
+    /// Makes a key, if there is no unused one, and creates the request for its certificate.
+    /// Upstream: `createPodCertificateRequest`.
+    async fn create(
+        &self,
+        projection: &Projection,
+        unused: &mut Option<NewKey>,
+    ) -> Result<Pending, Fault> {
         let Projection { pod, source, .. } = projection;
         let account = self.client.get::<ServiceAccount>(&tokens::account(pod)).await;
         let account = account.map_err(Fault::Account)?;
         let node = self.own.registered();
         let node_uid = node.and_then(|node| node.metadata.uid.clone());
         let node_uid = node_uid.ok_or_else(|| Fault::Node(self.own.name().to_owned()))?;
-        let key_type = source.key_type.clone();
-        let key = task::blocking(move || keys::generate(&key_type)).await.map_err(Fault::Key)?;
+        let key = match unused.take() {
+            Some(key) => key,
+            None => self.make_key(&source.key_type).await.map_err(Fault::Key)?,
+        };
         let resource = self.client.served(&PodCertificateRequest::RESOURCE);
         let node = (self.own.name(), &*node_uid);
         let body = body(&resource, projection, &account.meta.uid.to_string(), node, &key.request);
         let requests = self.client.resource(&PodCertificateRequest::RESOURCE);
-        let created = requests.create::<Request>(pod.namespace(), &body).await;
-        let created = created.map_err(Fault::Create)?;
-        Ok(Pending::new(key.pem, &created, self.clock.now(), jitter()))
+        match requests.create::<Request>(pod.namespace(), &body).await {
+            Ok(created) => Ok(Pending::new(key.pem, &created, self.clock.now(), jitter())),
+            Err(error) => {
+                *unused = Some(key);
+                Err(Fault::Create(error))
+            }
+        }
+    }
+
+    /// Makes a key once no other one is made, as upstream.
+    async fn make_key(&self, key_type: &str) -> Result<NewKey, keys::Error> {
+        let (key_type, guard) = (key_type.to_owned(), self.making.lock_arc().await);
+        // The work holds the guard: it continues when this future does not.
+        let made = task::blocking(move || {
+            let _guard = guard;
+            keys::generate(&key_type)
+        });
+        made.await
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kube_controller_manager::client::pem;
-use kube_controller_manager::objects::{Condition, Meta, Object, Timestamp};
+use kube_controller_manager::objects::{Condition, Meta, Object, ObjectKey, Timestamp};
 use serde::Deserialize;
 
 use super::super::Unavailable;
@@ -82,8 +82,7 @@ pub(super) enum State {
 /// A request that has no answer yet.
 pub(super) struct Pending {
     key: Arc<str>,
-    /// The name of the request.
-    name: String,
+    request: ObjectKey,
     /// If it is missing then, it was deleted: before that the cache may be late.
     abandon_at: Timestamp,
 }
@@ -92,8 +91,13 @@ impl Pending {
     /// Makes the state of the request that the API server has made for this key.
     pub(super) fn new(key: String, request: &Request, now: Timestamp, jitter: Duration) -> Pending {
         let created = request.metadata.creation_timestamp.unwrap_or(now);
-        let name = request.metadata.name.to_string();
-        Pending { key: key.into(), name, abandon_at: created + ABANDON_AFTER + jitter }
+        let abandon_at = created + ABANDON_AFTER + jitter;
+        Pending { key: key.into(), request: request.metadata.key(), abandon_at }
+    }
+
+    /// Ends the wait for a request that is missing for too long.
+    fn abandon(self) {
+        log::warn!("PodCertificateRequest {} appears to have been deleted", self.request);
     }
 
     /// Returns the answer of the signer, if there is one.
@@ -185,10 +189,10 @@ pub(super) struct Findings {
 }
 
 impl State {
-    /// Returns the name of the request whose answer is waited for.
-    pub(super) fn pending(&self) -> Option<&str> {
+    /// Returns the request whose answer is waited for.
+    pub(super) fn pending(&self) -> Option<&ObjectKey> {
         match self {
-            State::Waiting(pending) | State::Renewing(_, pending) => Some(&pending.name),
+            State::Waiting(pending) | State::Renewing(_, pending) => Some(&pending.request),
             State::Initial | State::Issued(_) | State::Refused(_) => None,
         }
     }
@@ -249,8 +253,12 @@ impl State {
                     }
                 }
             }
-            (State::Waiting(pending), None) if now > pending.abandon_at => State::Initial,
+            (State::Waiting(pending), None) if now > pending.abandon_at => {
+                pending.abandon();
+                State::Initial
+            }
             (State::Renewing(issued, pending), None) if now > pending.abandon_at => {
+                pending.abandon();
                 State::Issued(issued)
             }
             (other, _) => other,

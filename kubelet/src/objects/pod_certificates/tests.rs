@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_channel::Receiver;
 use kube_controller_manager::client::Patch;
 use kube_controller_manager::clock::{Clock, FakeClock, SystemClock};
-use kube_controller_manager::objects::{Node, Timestamp};
+use kube_controller_manager::objects::{Node, ObjectKey, Timestamp};
 use sandbox::cluster::administrator;
+use sandbox::faults::Fault as ServerFault;
 use sandbox::{Sandbox, SandboxOptions};
 use x509_cert::der::{Decode, Encode};
 use x509_cert::request::CertReq;
@@ -20,6 +21,8 @@ const SIGNER: &str = "example.com/signer";
 const HOUR: Duration = Duration::from_secs(3600);
 /// The longest time from the renewal's time to its request: the jitter and a period.
 const LATE: Duration = Duration::from_secs(5 * 60 + 120);
+/// The longest wait, by the system's clock.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A server with a Node and an account, and the certificates of the Node's pods.
 struct Cluster {
@@ -58,9 +61,7 @@ impl Cluster {
         let (sender, again) = async_channel::unbounded();
         let changes = Changes { changed: Arc::default(), again: sender };
         let certificates =
-            PodCertificates::start(client.clone(), own, clock.clone(), changes, &stop);
-        // From then on the client has the served version.
-        certificates.0.requests.synced().await;
+            PodCertificates::new(client.clone(), own, clock.clone(), changes, stop.clone());
         Cluster { sandbox, folder, client, clock, certificates, again, stop }
     }
 
@@ -70,40 +71,39 @@ impl Cluster {
         let _ = std::fs::remove_dir_all(&self.folder);
     }
 
-    /// Returns the requests that the server has for a pod, when there are this many.
+    /// Returns the requests that the server has for a pod, when there are this many. The clock of
+    /// the certificates moves, but never while the informer does not know a request: that one would
+    /// be abandoned.
     async fn requests(&self, pod: &str, count: usize) -> Vec<Value> {
+        // Before that the version that is served may be unknown.
+        in_time("the informer syncs", self.certificates.0.requests.synced()).await;
+        let end = SystemClock.monotonic() + PATIENCE;
         loop {
             let requests = self.client.resource(&PodCertificateRequest::RESOURCE);
             let listed = requests.list::<Value>(Some("default"), &Default::default()).await;
             let mut found = listed.expect("a list").items;
-            found.retain(|request| request["spec"]["podName"] == pod);
-            if found.len() == count {
-                return found;
+            let is_known = |request| self.certificates.0.lister.get(&key(request)).is_some();
+            if found.iter().all(is_known) {
+                found.retain(|request| request["spec"]["podName"] == pod);
+                if found.len() == count {
+                    return found;
+                }
+                assert!(found.len() < count, "{found:#?}");
+                // A task may have begun to sleep after the last change.
+                self.clock.advance(Duration::from_secs(1));
             }
-            assert!(found.len() < count, "{found:#?}");
-            self.step().await;
+            assert!(SystemClock.monotonic() < end, "{count} requests of {pod}: {found:#?}");
+            SystemClock.sleep(Duration::from_millis(5)).await;
         }
-    }
-
-    /// Lets the clock of the certificates move: a task may have begun to sleep after the last change.
-    async fn step(&self) {
-        SystemClock.sleep(Duration::from_millis(5)).await;
-        self.clock.advance(Duration::from_secs(1));
     }
 
     /// Answers a request, and waits until its pod is synced again.
     async fn answer(&self, request: &Value, status: Value) {
-        let name = request["metadata"]["name"].as_str().expect("a name");
         let requests = self.client.resource(&PodCertificateRequest::RESOURCE);
         let patch = Patch::Merge(json!({"status": status}));
-        let key = ObjectKey::new("default", name);
-        requests.subresource("status").patch::<Value>(&key, &patch).await.expect("patched");
-        let steps = async {
-            loop {
-                self.step().await;
-            }
-        };
-        let synced = async { self.again.recv().await.expect("a pod") }.or(steps).await;
+        let answered = requests.subresource("status").patch::<Value>(&key(request), &patch).await;
+        answered.expect("patched");
+        let synced = in_time("the pod is synced again", self.again.recv()).await.expect("a pod");
         assert_eq!(request["spec"]["podUID"], json!(&*synced));
     }
 
@@ -125,6 +125,20 @@ impl Cluster {
         let found = known.remove(&("v".to_owned(), 1)).expect("the second source of the volume");
         found.map_err(|error| error.to_string())
     }
+}
+
+/// Waits for what happens by itself.
+async fn in_time<T>(what: &str, happens: impl Future<Output = T>) -> T {
+    let late = async {
+        SystemClock.sleep(PATIENCE).await;
+        panic!("too late: {what}");
+    };
+    happens.or(late).await
+}
+
+/// The key of a request.
+fn key(request: &Value) -> ObjectKey {
+    ObjectKey::new("default", request["metadata"]["name"].as_str().expect("a name"))
 }
 
 fn chain_of(content: &str) -> String {
@@ -155,9 +169,14 @@ fn pod(name: &str) -> Pod {
 /// Whether a private key is that of a request.
 fn is_key_of(key: &str, request: &Value) -> bool {
     let key = PrivateKey::from_pem(key.as_bytes(), "a test").expect("a key");
+    public_key(request) == key.public_key
+}
+
+/// The public key of a request, in DER.
+fn public_key(request: &Value) -> Vec<u8> {
     let text = request["spec"]["stubPKCS10Request"].as_str().expect("a request");
     let request = CertReq::from_der(&STANDARD.decode(text).expect("base64")).expect("a request");
-    request.info.public_key.to_der().expect("DER") == key.public_key
+    request.info.public_key.to_der().expect("DER")
 }
 
 #[test]
@@ -257,7 +276,23 @@ fn pods_without_such_a_source_are_not_tracked() {
         let mut plain = pod("p");
         plain.spec.get_or_insert_default().volumes = None;
         cluster.certificates.track(&plain);
-        assert!(cluster.certificates.0.pods.lock().is_empty());
+        let inner = &cluster.certificates.0;
+        assert!(inner.pods.lock().is_empty() && !inner.followed.is_completed());
+        cluster.certificates.track(&pod("q"));
+        assert!(inner.pods.lock().len() == 1 && inner.followed.is_completed());
+        cluster.end().await;
+    });
+}
+
+#[test]
+fn key_is_used_again_after_a_failure() {
+    task::run(1, async {
+        let cluster = Cluster::start(36).await;
+        let (verb, resource) = ("create", "podcertificaterequests");
+        cluster.sandbox.faults().next(1, verb, resource, ServerFault::LoseAnswer);
+        cluster.certificates.track(&pod("p"));
+        let found = cluster.requests("p", 2).await;
+        assert_eq!(public_key(&found[0]), public_key(&found[1]));
         cluster.end().await;
     });
 }
