@@ -617,6 +617,7 @@ fn operation(method: &str) -> &'static str {
         "Version" => "version",
         "Status" => "status",
         "RuntimeConfig" => "runtime_config",
+        "UpdateRuntimeConfig" => "update_runtime_config",
         "RunPodSandbox" => "run_podsandbox",
         "StopPodSandbox" => "stop_podsandbox",
         "RemovePodSandbox" => "remove_podsandbox",

@@ -303,6 +303,7 @@ async fn serve(
         startup: Mutex::new(NodeStartup::new(machine_info::boot_time(), clock.now())),
         state: node_sync::State::default(),
     };
+    node_sync.runtime.set_pod_cidr(&configuration.pod_cidr).await;
     node_sync.prepare().await;
     let user_namespaces = user_namespaces(configuration, &folders)?;
     let checkpoint = |name: &str| Checkpoint::open(folders.root.join(name));

@@ -40,6 +40,8 @@ impl RuntimeService {
         status "Status" (api::StatusRequest) -> api::StatusResponse;
         /// The runtime's cgroup driver. Runtimes before CRI 1.28 do not have it.
         runtime_config "RuntimeConfig" (api::RuntimeConfigRequest) -> api::RuntimeConfigResponse;
+        update_runtime_config "UpdateRuntimeConfig"
+            (api::UpdateRuntimeConfigRequest) -> api::UpdateRuntimeConfigResponse;
         stop_pod_sandbox "StopPodSandbox"
             (api::StopPodSandboxRequest) -> api::StopPodSandboxResponse;
         remove_pod_sandbox "RemovePodSandbox"

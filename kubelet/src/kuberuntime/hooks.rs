@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1 as core;
 use kube_controller_manager::clock::SharedClock;
+use kube_controller_manager::task;
 
 use super::Manager;
 use crate::causes::chain;
@@ -113,11 +114,11 @@ impl Manager {
         }
     }
 
-    /// Runs a hook that is a command in the container, without a deadline.
+    /// Runs a hook that is a command in the container, without a deadline. The command goes on when
+    /// the future is dropped, as upstream: after the grace period, until the container is killed.
     async fn exec_hook(&self, id: &str, command: &[String]) -> Result<(), ExecFailure> {
-        let answer = self
-            .runtime
-            .exec_sync(id, command, None)
+        let (runtime, id, own) = (self.runtime.clone(), id.to_owned(), command.to_vec());
+        let answer = task::spawn(async move { runtime.exec_sync(&id, &own, None).await })
             .await
             .map_err(|error| ExecFailure { error: chain(&error), output: String::new() })?;
         if answer.exit_code == 0 {

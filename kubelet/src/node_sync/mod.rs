@@ -391,10 +391,14 @@ impl NodeSync {
         let in_use = volumes.names();
         let (mut after, events) =
             self.with_status((*before).clone(), runtime, in_use.clone()).await;
+        let cidrs = after.spec.as_ref().and_then(|spec| spec.pod_cidrs.clone()).unwrap_or_default();
+        let has_other_cidrs =
+            !cidrs.is_empty() && self.runtime.set_pod_cidr(&cidrs.join(",")).await;
         set_machine_labels(&mut after);
         self.record_scheduling(&after);
         let has_changed = status::has_changed(status_of(&before), status_of(&after))
-            || before.metadata.labels != after.metadata.labels;
+            || before.metadata.labels != after.metadata.labels
+            || has_other_cidrs;
         if !has_changed && !self.state.written.lock().reports.is_due(self.clock.monotonic()) {
             // An unchanged status names the same volumes.
             volumes.mark_reported(&in_use.unwrap_or_default());

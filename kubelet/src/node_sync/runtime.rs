@@ -31,6 +31,8 @@ struct RuntimeState {
     network: NetworkState,
     info: RuntimeInfo,
     images: Option<Vec<ImageNames>>,
+    /// The ranges of addresses for pods that the runtime was given; empty: none.
+    pod_cidr: String,
 }
 
 impl RuntimeState {
@@ -118,6 +120,27 @@ impl RuntimeWatch {
         let version = self.runtime.version(api::VersionRequest { version: "0.1.0".to_owned() });
         let version = version.await.ok().and_then(|answer| plain_version(&answer.runtime_version));
         self.state.lock().info.version = version;
+    }
+
+    /// Gives the runtime the ranges of addresses for pods, from which it may make the configuration
+    /// of its network, unless it has them. Returns whether they are others than before, and those of
+    /// a failure: the next call repeats it. Upstream: `updatePodCIDR`.
+    pub async fn set_pod_cidr(&self, cidr: &str) -> bool {
+        let before = self.state.lock().pod_cidr.clone();
+        if before == cidr {
+            return false;
+        }
+        let network_config = Some(api::NetworkConfig { pod_cidr: cidr.to_owned() });
+        let runtime_config = Some(api::RuntimeConfig { network_config });
+        let request = api::UpdateRuntimeConfigRequest { runtime_config };
+        match self.runtime.update_runtime_config(request).await {
+            Ok(_) => {
+                log::info!("Updating Pod CIDR: {before:?} becomes {cidr:?}");
+                self.state.lock().pod_cidr = cidr.to_owned();
+            }
+            Err(error) => log::error!("Error updating pod CIDR: {}", chain(&error)),
+        }
+        true
     }
 
     /// Lists the images, for long where the runtime's disk is slow.

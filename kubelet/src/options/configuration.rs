@@ -125,6 +125,8 @@ pub struct Configuration {
     pub register_node: bool,
     pub register_with_taints: Taints,
     /// Empty: a cloud's controller sets it.
+    #[serde(rename = "podCIDR")]
+    pub pod_cidr: String,
     #[serde(rename = "providerID")]
     pub provider_id: String,
     pub node_status_update_frequency: GoDuration,
@@ -375,6 +377,7 @@ impl Default for Configuration {
             local_storage_capacity_isolation: true,
             register_node: true,
             register_with_taints: Taints::default(),
+            pod_cidr: String::new(),
             provider_id: String::new(),
             node_status_update_frequency: GoDuration::from_secs(10),
             node_status_report_frequency: GoDuration::from_secs(300),

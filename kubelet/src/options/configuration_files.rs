@@ -52,7 +52,7 @@ const WITHOUT_EFFECT: [&str; 8] = [
 ];
 
 /// Upstream's other fields: they would change what this kubelet does, and it does not do it.
-const REFUSED: &str = "cpuManagerPolicyOptions podCIDR qosReserved reservedMemory \
+const REFUSED: &str = "cpuManagerPolicyOptions qosReserved reservedMemory \
     showHiddenMetricsForVersion systemCgroups tlsCurvePreferences topologyManagerPolicyOptions \
     tracing";
 

@@ -139,6 +139,8 @@ flag_table! {
         register_node: bool => configuration.register_node;
         /// Taints that the node is registered with, as key=value:effect.
         register_with_taints: Taints => configuration.register_with_taints;
+        /// Range of addresses for pods that the runtime is given at the start.
+        pod_cidr: String => configuration.pod_cidr;
         /// Id of the node in its cloud.
         provider_id: String => configuration.provider_id;
         /// external: a cloud's controller sets the addresses of the node.
@@ -363,7 +365,7 @@ const REFUSED: &str = "contention-profiling cpu-cfs-quota cpu-cfs-quota-period c
     cpu-manager-policy-options cpu-manager-reconcile-period exit-on-lock-contention \
     experimental-allocatable-ignore-eviction experimental-mounter-path hairpin-mode \
     kernel-memcg-notification kube-api-burst kube-api-content-type kube-api-qps lock-file \
-    make-iptables-util-chains memory-manager-policy pod-cidr qos-reserved registry-burst \
+    make-iptables-util-chains memory-manager-policy qos-reserved registry-burst \
     registry-qps reserved-memory runonce system-cgroups topology-manager-policy \
     topology-manager-policy-options topology-manager-scope volume-plugin-dir";
 
@@ -445,7 +447,10 @@ mod tests {
         for (args, fault) in [
             (&["--x"][..], "unknown flag: --x"),
             (&["a"], "unknown command \"a\": the kubelet takes only flags"),
-            (&["--pod-cidr=1"], "--pod-cidr is not supported yet: see docs/kubelet-flags.md"),
+            (
+                &["--qos-reserved=1"],
+                "--qos-reserved is not supported yet: see docs/kubelet-flags.md",
+            ),
             (&["--root-dir"], "flag needs an argument: --root-dir"),
             (
                 &["--healthz-port=x"],

@@ -117,7 +117,8 @@ pub fn generate(pod: &Pod, inputs: &StatusInputs<'_>) -> core::PodStatus {
     let init = statuses(pod.init_containers(), "PodInitializing");
     let waits_for = if has_init { "PodInitializing" } else { "ContainerCreating" };
     let containers = statuses(&pod.spec().containers, waits_for);
-    let computed = phase(pod, &init, &containers, inputs.is_terminal);
+    let has_started = has_started(pod, inputs.runtime);
+    let computed = phase(pod, &init, &containers, inputs.is_terminal, has_started);
     let (phase, why) = settled_phase(computed, inputs);
     let ips = ips(pod, inputs);
     // A kubelet that restarts takes the pod's start from the oldest sandbox, which is the last one.
@@ -506,12 +507,23 @@ fn terminated_state(status: &ContainerStatus, inputs: &StatusInputs<'_>) -> core
     }
 }
 
+/// Returns whether a container of the pod, no init container, was made in its present sandbox: then
+/// its init containers have ended there, and its sidecars have started. Upstream:
+/// `HasAnyActiveRegularContainerStarted`.
+fn has_started(pod: &Pod, runtime: &PodStatus) -> bool {
+    let has_sandbox = runtime.sandboxes.first().is_some_and(|sandbox| sandbox.is_ready);
+    let is_regular = |name: &str| pod.spec().containers.iter().any(|own| own.name == name);
+    let mut made = runtime.containers.iter().filter(|made| runtime.is_in_newest_sandbox(made));
+    has_sandbox && made.any(|made| is_regular(&made.name))
+}
+
 /// Computes the phase of a pod by the states of its containers. Upstream: `getPhase`.
 fn phase(
     pod: &Pod,
     init: &[core::ContainerStatus],
     containers: &[core::ContainerStatus],
     is_terminal: bool,
+    has_started: bool,
 ) -> &'static str {
     let is_final = |container: &Container, end: End| {
         !end.is_restart_of_all && !restarts_after(container, pod, end.code)
@@ -550,9 +562,6 @@ fn phase(
         }
     }
     // Sidecars that restart do not make an initialized pod pending.
-    let has_started = containers.iter().any(|status| {
-        status.state.as_ref().is_some_and(|s| s.running.is_some() || s.terminated.is_some())
-    });
     if is_init_pending || is_sidecar_pending && !has_started || waiting > 0 {
         return "Pending";
     }

@@ -32,6 +32,8 @@ pub struct Answers {
     pub images: Vec<api::Image>,
     /// It does not answer at all.
     pub is_silent: bool,
+    /// The ranges of addresses for pods that it was given.
+    pub pod_cidrs: Arc<Mutex<Vec<String>>>,
 }
 
 pub struct FakeRuntime {
@@ -75,6 +77,14 @@ async fn answer(request: Request<Incoming>, answers: Answers) -> Response<Body> 
     }
     let path = request.uri().path().to_owned();
     let message = match path.rsplit('/').next().unwrap_or_default() {
+        "UpdateRuntimeConfig" => {
+            let body = request.into_body().collect().await.expect("a body").to_bytes();
+            // After a byte of flags and the length in four.
+            let given = api::UpdateRuntimeConfigRequest::decode(&body[5..]).expect("a request");
+            let network = given.runtime_config.and_then(|config| config.network_config);
+            answers.pod_cidrs.lock().push(network.expect("a network").pod_cidr);
+            api::UpdateRuntimeConfigResponse::default().encode_to_vec()
+        }
         "Version" => api::VersionResponse {
             version: "0.1.0".to_owned(),
             runtime_name: "fake".to_owned(),

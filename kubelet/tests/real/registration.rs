@@ -217,9 +217,10 @@ fn node_is_registered_reported_and_leased() {
             ..Default::default()
         };
         let images = vec![image(1, "small"), image(2, "large")];
-        let answers = Answers { status: status(false), images, is_silent: false };
+        let answers = Answers { status: status(false), images, ..Answers::default() };
+        let cidrs = answers.pod_cidrs.clone();
         let runtime = FakeRuntime::start(&folder.0, answers);
-        let agent = Agent::start(&folder.0, &server, &runtime, &[]);
+        let agent = Agent::start(&folder.0, &server, &runtime, &["--pod-cidr=10.0.0.0/24"]);
 
         // Not ready at first, by the runtime. Images are listed meanwhile.
         let has_csi_node = |node: &Value| {
@@ -266,6 +267,14 @@ fn node_is_registered_reported_and_leased() {
         if !Path::new("/sys/fs/cgroup/cgroup.controllers").exists() {
             event(&server, "CgroupV1").await;
         }
+
+        // The runtime makes its network of the Node's ranges, each once.
+        assert_eq!(*cidrs.lock(), ["10.0.0.0/24"]);
+        let ranges = ["10.1.0.0/24", "fd00::/64"];
+        let spec = json!({"podCIDR": ranges[0], "podCIDRs": ranges});
+        patch_node(&server, false, json!({"spec": spec})).await;
+        let all = ["10.0.0.0/24".to_owned(), ranges.join(",")];
+        node(&server, "given its ranges", |_| *cidrs.lock() == all).await;
 
         // The lease belongs to the Node, is renewed, and keeps what others write.
         let first = lease(&server, "leased", |lease| !lease.is_null()).await;

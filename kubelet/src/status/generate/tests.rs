@@ -71,8 +71,42 @@ fn phase_follows_containers_and_restart_policy() {
         }}))
         .expect("a pod");
         let statuses = |texts: &[&str]| texts.iter().map(|text| status(text)).collect::<Vec<_>>();
-        let phase = phase(&pod, &statuses(init), &statuses(containers), false);
+        let has_started = |status: &core::ContainerStatus| {
+            let state = status.state.clone().unwrap_or_default();
+            state.running.is_some() || state.terminated.is_some()
+        };
+        let has_started = statuses(containers).iter().any(has_started);
+        let phase = phase(&pod, &statuses(init), &statuses(containers), false, has_started);
         assert_eq!(phase, expected, "{policy} {init:?} {containers:?}");
+    }
+}
+
+#[test]
+fn pod_has_started_with_a_container_in_its_present_sandbox() {
+    let spec = json!({"initContainers": [{"name": "side"}], "containers": [{"name": "c"}]});
+    let pod: Pod = serde_json::from_value(json!({"spec": spec})).expect("a pod");
+    for (is_ready, made, expected) in [
+        (true, &[("c", "new")][..], true),
+        (true, &[("c", "old"), ("side", "new")], false),
+        (false, &[("c", "new")], false),
+        (true, &[], false),
+    ] {
+        let sandbox = SandboxStatus {
+            id: "new".to_owned(),
+            is_ready,
+            attempt: 1,
+            created_at: 0,
+            is_host_network: false,
+            ips: Vec::new(),
+        };
+        let container = |&(name, sandbox): &(&str, &str)| ContainerStatus {
+            name: name.to_owned(),
+            sandbox: sandbox.to_owned(),
+            ..ContainerStatus::default()
+        };
+        let containers = made.iter().map(container).collect();
+        let runtime = PodStatus { sandboxes: vec![sandbox], containers };
+        assert_eq!(has_started(&pod, &runtime), expected, "{is_ready} {made:?}");
     }
 }
 
