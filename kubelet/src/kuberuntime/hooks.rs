@@ -114,7 +114,7 @@ impl Manager {
         }
     }
 
-    /// Runs a hook that is a command in the container, without a deadline. The command goes on when
+    /// Runs a hook that is a command in the container, without a deadline. The command continues when
     /// the future is dropped, as upstream: after the grace period, until the container is killed.
     async fn exec_hook(&self, id: &str, command: &[String]) -> Result<(), ExecFailure> {
         let (runtime, id, own) = (self.runtime.clone(), id.to_owned(), command.to_vec());

@@ -215,7 +215,7 @@ impl PodObjects {
         self
     }
 
-    /// The same, with a certificate for this source, or why there is none.
+    /// The same, with a certificate for this source, or why there is no certificate.
     #[cfg(test)]
     pub fn with_certificate(
         mut self,
