@@ -156,7 +156,7 @@ impl Manager {
         let images = ContainerImages { own, volumes };
         let count = match status.container(&container.name) {
             Some(last) => last.restart_count + 1,
-            None => self.starts_by_logs(pod, container).await,
+            None => self.starts_by_logs(pod, container).await.max(starts_by_status(pod, container)),
         };
         let target = target.map(|name| match status.container(name) {
             Some(target) => Ok(target.id.clone()),
@@ -354,6 +354,24 @@ fn count_image_volumes((volumes, mounts): (u64, u64), failed: Option<&Waiting>) 
     }
 }
 
+/// Returns the number of a container's next start by the pod's status, which remembers a container
+/// that was removed with its logs: that of an init container, when the sandbox is made again.
+fn starts_by_status(pod: &Pod, container: &Container) -> u32 {
+    let status = pod.status.iter();
+    let all = status.flat_map(|status| {
+        [&status.init_container_statuses, &status.container_statuses]
+            .into_iter()
+            .flatten()
+            .flatten()
+    });
+    let has_started = |known: &&core::ContainerStatus| {
+        let last = known.last_state.as_ref().and_then(|last| last.terminated.as_ref());
+        known.container_id.is_some() || last.is_some() || known.restart_count > 0
+    };
+    let known = all.filter(|known| known.name == container.name).find(has_started);
+    known.map_or(0, |known| known.restart_count.unsigned_abs() + 1)
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
@@ -364,6 +382,26 @@ mod tests {
 
     use super::*;
     use crate::kuberuntime::testing::TestNode;
+
+    #[test]
+    fn status_remembers_the_starts_of_a_container() {
+        let container = |name: &str| Container { name: name.to_owned(), ..Container::default() };
+        let ended = json!({"terminated": {"exitCode": 1}});
+        for (status, next) in [
+            (json!({"name": "c", "restartCount": 0}), 0),
+            (json!({"name": "c", "restartCount": 0, "containerID": "x://1"}), 1),
+            (json!({"name": "c", "restartCount": 0, "lastState": ended}), 1),
+            (json!({"name": "c", "restartCount": 2}), 3),
+            (json!({"name": "d", "restartCount": 2}), 0),
+        ] {
+            for list in ["initContainerStatuses", "containerStatuses"] {
+                let pod = json!({"status": {list: [&status]}});
+                let pod: Pod = serde_json::from_value(pod).expect("a pod");
+                assert_eq!(starts_by_status(&pod, &container("c")), next, "{list} {status}");
+            }
+        }
+        assert_eq!(starts_by_status(&Pod::default(), &container("c")), 0);
+    }
 
     #[test]
     fn image_volumes_are_counted_once_their_images_are_there() {
