@@ -33,6 +33,7 @@ spec:
     - {{name: HOST, valueFrom: {{fieldRef: {{fieldPath: status.hostIP}}}}}}
     - {{name: POD, valueFrom: {{fieldRef: {{fieldPath: status.podIP}}}}}}
     volumeMounts: [{{name: host, mountPath: /host}}]
+    startupProbe: {{tcpSocket: {{port: {port}}}, periodSeconds: 1, failureThreshold: 60}}
     livenessProbe: {{httpGet: {{port: {port}}}, periodSeconds: 1, timeoutSeconds: 60, failureThreshold: 1}}
     readinessProbe: {{tcpSocket: {{port: {port}}}, periodSeconds: 1, timeoutSeconds: 60}}
 "

@@ -200,15 +200,13 @@ impl Life<'_, '_> {
             are_gone && victim.sandboxes().await == 1 && victim.containers().await.len() == 1
         })
         .await;
-        let count = |folder: &str| {
-            fs::read_dir(self.victim.node.folder.join(folder)).map_or(0, Iterator::count)
-        };
-        let (pods, logs) = ("kubelet/pods", "podlogs");
-        let end = self.victim.server.clock.monotonic() + PATIENCE;
-        while (count(pods), count(logs)) != (1, 1) {
-            assert!(self.victim.server.clock.monotonic() < end, "{}", self.victim.node.log());
-            self.victim.server.clock.sleep(Duration::from_millis(100)).await;
-        }
+        self.wait("without folders", async |victim| {
+            let count = |folder: &str| {
+                fs::read_dir(victim.node.folder.join(folder)).map_or(0, Iterator::count)
+            };
+            (count("kubelet/pods"), count("podlogs")) == (1, 1)
+        })
+        .await;
         self.check_the_one_that_stays().await;
     }
 
