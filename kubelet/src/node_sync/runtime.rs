@@ -122,9 +122,9 @@ impl RuntimeWatch {
         self.state.lock().info.version = version;
     }
 
-    /// Gives the runtime the ranges of addresses for pods, from which it may make the configuration
-    /// of its network, unless it has them. Returns whether they are others than before, and those of
-    /// a failure: the next call repeats it. Upstream: `updatePodCIDR`.
+    /// Gives the runtime the ranges of addresses for pods, unless it has them: it may configure its
+    /// network by them. Returns whether they have changed. A failure counts as a change, and the
+    /// next call repeats it. Upstream: `updatePodCIDR`.
     pub async fn set_pod_cidr(&self, cidr: &str) -> bool {
         let before = self.state.lock().pod_cidr.clone();
         if before == cidr {
