@@ -124,9 +124,10 @@ pub struct Configuration {
     pub local_storage_capacity_isolation: bool,
     pub register_node: bool,
     pub register_with_taints: Taints,
-    /// Empty: a cloud's controller sets it.
+    /// Empty: the runtime is given the Node's alone.
     #[serde(rename = "podCIDR")]
     pub pod_cidr: String,
+    /// Empty: a cloud's controller sets it.
     #[serde(rename = "providerID")]
     pub provider_id: String,
     pub node_status_update_frequency: GoDuration,
